@@ -1,0 +1,1 @@
+"""From weights to a scheduled program: targets, formats, mapping, the description."""

@@ -1,0 +1,1 @@
+"""ROM-based LLM accelerators: compile, simulate, verify, measure."""

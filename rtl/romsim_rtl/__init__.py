@@ -1,0 +1,1 @@
+"""The chip as Amaranth RTL, and the tools that build and simulate it."""
