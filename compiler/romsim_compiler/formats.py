@@ -1,0 +1,118 @@
+"""Formats of weights in ROM: how wide a code is, what it means, and what stands beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from romsim_compiler.target import Array, Target
+from romsim_models.errors import SpecError
+
+__all__ = ["SHIPPED_FORMATS", "WeightFormat", "check_format", "parse_format"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """One way to hold a matrix in ROM.
+
+    ``value = scale * (code - offset) + minimum`` per group of ``group`` codes along the input
+    axis; ``group = 0`` means one scale for the whole matrix.
+    """
+
+    name: str
+    code_bits: int
+    kind: str  # "unsigned" or "ternary"
+    offset: int
+    group: int
+    has_minimum: bool
+
+    def planes(self, array: Array) -> int:
+        """Return the number of words (one per code plane) that a group of lanes needs."""
+        if self.kind == "ternary":
+            return 1
+        return -(-self.code_bits // array.plane_shift)
+
+    def bits_per_weight(self) -> float:
+        """Return bits per weight with scales and minima counted (whole-matrix scale: none)."""
+        if self.group == 0:
+            return float(self.code_bits)
+        return self.code_bits + (32 if self.has_minimum else 16) / self.group
+
+
+SHIPPED_FORMATS = {
+    "q4_0": WeightFormat(
+        name="q4_0", code_bits=4, kind="unsigned", offset=8, group=32, has_minimum=False
+    ),
+    "q4_1": WeightFormat(
+        name="q4_1", code_bits=4, kind="unsigned", offset=0, group=32, has_minimum=True
+    ),
+    "q8_0": WeightFormat(
+        name="q8_0", code_bits=8, kind="unsigned", offset=128, group=32, has_minimum=False
+    ),
+}
+
+_NAME = re.compile(r"(int4|int2|int8|sym4|sym2)(?:g(\d+))?|ternary")
+
+
+def parse_format(text: str) -> WeightFormat:
+    """Return the format that ``text`` names.
+
+    ``int4g32``, ``int2g128``, ``int8g32`` (group 32 when left out), ``ternary``; ``sym4g128`` and
+    ``sym2g128`` have a scale and no minimum and are for shapes without weights.
+
+    Raises
+    ------
+    SpecError
+        If the text names no format.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None:
+        raise SpecError(
+            f"Weight format must be int2, int4 or int8 with an optional group such as int4g64, "
+            f"or ternary, not {text!r}"
+        )
+    if text == "ternary":
+        return WeightFormat(
+            name="ternary", code_bits=2, kind="ternary", offset=0, group=0, has_minimum=False
+        )
+    kind, group = match[1], int(match[2] or 32)
+    if group not in (32, 64, 128):
+        raise SpecError(f"Weight format group must be 32, 64 or 128, not {group} in {text!r}")
+    bits = int(kind[3:])
+    return WeightFormat(
+        name=f"{kind}g{group}",
+        code_bits=bits,
+        kind="unsigned",
+        offset=128 if bits == 8 else (1 << (bits - 1)) if kind.startswith("sym") else 0,
+        group=group,
+        has_minimum=kind in ("int4", "int2"),
+    )
+
+
+def check_format(fmt: WeightFormat, target: Target, tensor: str) -> None:
+    """Refuse a format that the target's ROM words cannot hold.
+
+    Raises
+    ------
+    SpecError
+        If a group is smaller than the array's sub-sums, or the array has no minima.
+    """
+    array = target.array
+    if fmt.group and fmt.group % array.scale_group:
+        raise SpecError(
+            f"Weight group of tensor {tensor!r} must be a multiple of {array.scale_group} codes on "
+            f"target {target.name!r}, not {fmt.group} (format {fmt.name!r}); use a target with "
+            f"smaller sub-sums such as 'roma-7nm-g32', or re-quantise the tensor with a group of "
+            f"{array.scale_group}"
+        )
+    if fmt.has_minimum and array.min_bits == 0:
+        raise SpecError(
+            f"Format {fmt.name!r} of tensor {tensor!r} must have no minimum on target "
+            f"{target.name!r}, whose ROM words hold scales only; use a target with minima such as "
+            f"'roma-7nm-g32'"
+        )
+    if fmt.kind == "ternary" and array.lane_bits < 2:
+        raise SpecError(
+            f"Target {target.name!r} must have lanes of at least 2 bits for the ternary tensor "
+            f"{tensor!r}, not {array.lane_bits}"
+        )
