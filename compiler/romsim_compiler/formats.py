@@ -105,6 +105,12 @@ def check_format(fmt: WeightFormat, target: Target, tensor: str) -> None:
             f"smaller sub-sums such as 'roma-7nm-g32', or re-quantise the tensor with a group of "
             f"{array.scale_group}"
         )
+    if fmt.group and array.scale_bits == 0:
+        raise SpecError(
+            f"Format {fmt.name!r} of tensor {tensor!r} must have one scale for the whole matrix on "
+            f"target {target.name!r}, whose ROM words hold no scales; use 'ternary' or a target "
+            f"with scale_bits = 16"
+        )
     if fmt.has_minimum and array.min_bits == 0:
         raise SpecError(
             f"Format {fmt.name!r} of tensor {tensor!r} must have no minimum on target "

@@ -33,7 +33,7 @@ class Mapping:
 
     def drain_beats(self, n_vector_lanes: int) -> int:
         """Return cycles that one step's results take into the vector unit."""
-        return -(-self.rows_per_step // n_vector_lanes)
+        return -(-min(self.rows_per_step, self.n_rows) // n_vector_lanes)
 
 
 @lru_cache(maxsize=4096)
