@@ -39,8 +39,9 @@ def synthetic_checkpoint(spec: ModelSpec, *, seed: int = 0) -> Checkpoint:
     """Make a checkpoint of any specification with random weights, drawn when they are read.
 
     The standard deviations keep activations and logits in the range of a trained model's: matrices
-    keep the norm of what they read, the last matrix of each branch is divided by the square root of
-    the number of branches, and logits have a standard deviation of about 3.
+    keep the norm of what they read; the last matrix of each branch is scaled so that all branches
+    together weigh several times the embedding (or a tied LM head would repeat the last token for
+    ever); logits have a standard deviation of about 3.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ class _SyntheticStore:
             return 0.5
         std = 1.0 / math.sqrt(n_cols)
         if "attn_output" in name or "ffn_down" in name:
-            std /= math.sqrt(2.0 * self._spec.n_layers)
+            std *= 4.0 / math.sqrt(2.0 * self._spec.n_layers)
         return std
 
 
