@@ -1,1 +1,3 @@
 """ROM-based LLM accelerators: compile, simulate, verify, measure."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """The chip as Amaranth RTL, and the tools that build and simulate it."""
+
+__all__: list[str] = []
