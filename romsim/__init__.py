@@ -1,3 +1,17 @@
 """ROM-based LLM accelerators: compile, simulate, verify, measure."""
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from romsim.api import audit, compile, load, verify  # noqa: A004 - the product's own verb
+
+__all__ = ["audit", "compile", "load", "verify"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a call when it is used, so that `import romsim` and `romsim --help` stay fast."""
+    if name in __all__:
+        from romsim import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'romsim' has no attribute {name!r}")

@@ -1,0 +1,163 @@
+"""What the command line does, as Python calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from romsim_compiler.description import Description
+from romsim_models.errors import SpecError
+
+if TYPE_CHECKING:
+    from romsim.verify import ValueReport
+    from romsim_compiler.audit import AuditReport
+    from romsim_compiler.target import Target
+
+__all__ = ["audit", "compile", "load", "verify"]
+
+DEFAULT_PROMPT = "Once upon a time, there was a little girl who"
+
+
+def load(path: str | Path) -> Description:
+    """Read a compiled description, every file checked against its digest.
+
+    Raises
+    ------
+    DescriptionError
+        If it is incomplete, changed or of another schema version.
+    """
+    return Description.load(path)
+
+
+def compile(  # noqa: A001 - the product's own verb
+    model: str | Path,
+    out: str | Path,
+    *,
+    target: str | Path | Target = "roma-7nm-g32",
+    context: int | None = None,
+    quantize: Sequence[str] = (),
+    weights: str | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    fit: bool = False,
+    rank: int = 0,
+    area_mm2: float | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Description:
+    """Compile a model into a description folder.
+
+    Parameters
+    ----------
+    model
+        Name, GGUF file or Hugging Face folder.
+    out
+        Folder to make, or an earlier description to replace.
+    target
+        Name of a built-in target, TOML file, or a target.
+    context
+        Tokens of one sequence; ``None`` for as many as fit (and the model knows).
+    quantize
+        Rules ``pattern=format`` for tensors; what no rule names is burnt as shipped.
+    weights
+        Format of all matrices of a shape without weights.
+    adapters
+        Name to PEFT folder of each resident LoRA adapter.
+    fit
+        Size tiles, ROM depth and SRAM for the model, its context and a LoRA ``rank``, within
+        ``area_mm2``.
+    progress
+        Called with a stage and the finished fraction.
+
+    Raises
+    ------
+    RomsimError
+        For whatever is wrong with the model, the target, their fit or the output folder.
+    """
+    from romsim_compiler.choices import parse_rules
+    from romsim_compiler.formats import parse_format
+    from romsim_compiler.pipeline import CompileOptions, compile_model
+    from romsim_compiler.target import Target
+    from romsim_compiler.target_file import load_target
+    from romsim_models.registry import open_model
+
+    checkpoint = open_model(model)
+    chip = target if isinstance(target, Target) else load_target(target)
+    if weights is not None and checkpoint.has_weights:
+        raise SpecError(
+            f"--weights must be used with a shape without weights, not with {model}; give rules "
+            f"such as --quantize 'blk.*={weights}'"
+        )
+    if not fit and (rank or area_mm2 is not None):
+        raise SpecError("--rank and --area must be used with --fit, not alone; add --fit")
+    loras = {}
+    if adapters:
+        from romsim_models.lora import read_adapter
+
+        loras = {n: read_adapter(Path(f), checkpoint.spec) for n, f in adapters.items()}
+    options = CompileOptions(
+        context=context,
+        rules=parse_rules(quantize),
+        weights=None if weights is None else parse_format(weights),
+        adapters=tuple(loras.items()),
+        fitted=fit,
+    )
+    if fit:
+        from romsim.fit import fit_target
+
+        chip = fit_target(
+            checkpoint, chip, options=options, rank=rank, area_mm2=area_mm2
+        )
+    return compile_model(checkpoint, chip, out, options=options, progress=progress)
+
+
+def audit(
+    description: str | Path | Description,
+    *,
+    model: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> AuditReport:
+    """Read every code, scale, minimum and gain back through the placement and compare with the file.
+
+    Raises
+    ------
+    SpecError
+        If the model file is needed and not given, or is another one.
+    """
+    from romsim.engines import open_source
+    from romsim_compiler.audit import audit_description
+
+    loaded = description if isinstance(description, Description) else load(description)
+    return audit_description(loaded, open_source(loaded, model), progress=progress)
+
+
+def verify(
+    description: str | Path | Description,
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    chat: str | None = None,
+    n_new: int = 8,
+    adapter: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValueReport:
+    """Compare the cycle model with the integer reference on a prompt and decoded tokens.
+
+    Raises
+    ------
+    RomsimError
+        If a machine cannot run the description, or the run would pass the context.
+    """
+    from romsim.engines import open_source
+    from romsim.simulate import check_length, prompt_tokens
+    from romsim.verify import compare_values
+
+    loaded = description if isinstance(description, Description) else load(description)
+    if prompt is None and chat is None:
+        prompt = DEFAULT_PROMPT
+    tokens = prompt_tokens(loaded, prompt=prompt, chat=chat)
+    # Every decoded token is fed back, so one more place is needed than for showing text.
+    check_length(loaded, len(tokens), n_new + 1)
+    checkpoint = open_source(loaded, model)
+    return compare_values(
+        loaded, checkpoint, tokens, n_new=n_new, adapter=adapter, progress=progress
+    )

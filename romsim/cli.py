@@ -1,0 +1,88 @@
+"""The command line: a roof over the Python functions, with their errors as sentences.
+
+Commands live in ``romsim.commands.*``; this module only knows their names, so that ``--help`` is fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from romsim_models.errors import RomsimError
+
+__all__ = ["app", "main"]
+
+_COMMANDS = {
+    "models": ("romsim.commands.models", "list the models known by name; `models get NAME` fetches"),
+    "targets": ("romsim.commands.targets", "list the built-in targets, or print one"),
+    "compile": ("romsim.commands.compile", "compile a model into a chip description"),
+    "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),
+    "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
+    "verify": ("romsim.commands.verify", "compare the machines value by value"),
+    "doctor": ("romsim.commands.doctor", "say which tools are here and what is missing"),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(name, _COMMANDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(
+                f"Command must be one of {', '.join(_COMMANDS)}, not {name!r}{hint}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="romsim")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def app(debug: bool) -> None:
+    """Compile a language model into a ROM-based chip, simulate it, and prove it right."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors of the user's making end with exit code 2."""
+    args = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in args
+    try:
+        app.main(args=args, standalone_mode=False, prog_name="romsim")
+    except RomsimError as error:
+        if debug:
+            raise
+        click.echo(f"romsim: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("romsim: interrupted; nothing half-made is left behind", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

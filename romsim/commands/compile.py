@@ -1,0 +1,145 @@
+"""``romsim compile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from romsim.commands.output import Progress, emit_json, json_option, say
+from romsim_models.errors import SpecError
+
+__all__ = ["command"]
+
+
+@click.command("compile")
+@click.argument("model")
+@click.option("--target", default="roma-7nm-g32", show_default=True, help="Name or TOML file.")
+@click.option("-o", "--out", required=True, type=click.Path(), help="Folder of the description.")
+@click.option("--context", type=int, help="Tokens of one sequence [default: as many as fit].")
+@click.option(
+    "--quantize",
+    "rules",
+    multiple=True,
+    metavar="PATTERN=FORMAT",
+    help="Format of the tensors that match, e.g. 'blk.*.ffn_down.weight=int4g64'; repeatable.",
+)
+@click.option("--weights", help="Format of a shape's weights, e.g. int4g32, sym2g128, ternary.")
+@click.option(
+    "--lora", "loras", multiple=True, metavar="[NAME=]FOLDER", help="Resident adapter; repeatable."
+)
+@click.option("--fit", is_flag=True, help="Size tiles, ROM and SRAM for the model.")
+@click.option("--rank", type=int, default=0, help="With --fit: LoRA rank to leave room for.")
+@click.option("--area", "area_mm2", type=float, help="With --fit: largest area in mm2.")
+@json_option
+def command(
+    model: str,
+    target: str,
+    out: str,
+    context: int | None,
+    rules: tuple[str, ...],
+    weights: str | None,
+    loras: tuple[str, ...],
+    fit: bool,
+    rank: int,
+    area_mm2: float | None,
+    as_json: bool,
+) -> None:
+    """Compile MODEL (a name, a GGUF file or a Hugging Face folder) into a description."""
+    import romsim
+
+    progress = Progress()
+    description = romsim.compile(
+        model,
+        out,
+        target=target,
+        context=context,
+        quantize=rules,
+        weights=weights,
+        adapters=_adapters(loras),
+        fit=fit,
+        rank=rank,
+        area_mm2=area_mm2,
+        progress=progress,
+    )
+    progress.clear()
+    if as_json:
+        emit_json({"path": str(out), **summary(description)})
+        return
+    for line in lines(description, out):
+        say(line)
+
+
+def _adapters(loras: tuple[str, ...]) -> dict[str, str]:
+    adapters: dict[str, str] = {}
+    for text in loras:
+        name, equals, folder = text.partition("=")
+        if not equals:
+            name, folder = Path(text).name, text
+        if name in adapters:
+            raise SpecError(f"Adapter name must be given once, not twice: {name!r}")
+        adapters[name] = folder
+    return adapters
+
+
+def summary(description: Any) -> dict[str, Any]:
+    """Return the figures of a description that its compilation prints."""
+    manifest = description.manifest
+    keys = ("name", "context", "executable", "has_images", "fitted", "rom", "memory", "adapters")
+    return {
+        **{k: manifest[k] for k in keys},
+        "target": manifest["target"]["name"],
+        "formats": manifest["model"]["formats"],
+        "notes": manifest["model"]["notes"],
+        "accuracy": manifest["accuracy"],
+        "area_mm2": romsim_area(description),
+    }
+
+
+def romsim_area(description: Any) -> float:
+    """Return the chip's estimated area in mm2."""
+    from romsim.area import chip_area_mm2
+
+    return round(chip_area_mm2(description.target), 4)
+
+
+def lines(description: Any, out: str) -> list[str]:
+    """Return what a person reads after a compilation."""
+    manifest = description.manifest
+    rom, memory, formats = manifest["rom"], manifest["memory"], manifest["model"]["formats"]
+    target = description.target
+    listed = ", ".join(f"{n} {c / 1e6:.1f} M" for n, c in formats["weights"].items())
+    result = [f"note: {note}" for note in manifest["model"]["notes"]]
+    result += [
+        f"{manifest['name']} on {target.name}"
+        f" ({target.array.n_tiles} tiles, {target.array.n_lanes} lanes, {target.clock_mhz:g} MHz)",
+        f"  weights   {listed}; {formats['bits_per_weight']:.3f} bits per weight with scales",
+        f"  ROM       {rom['bits_used'] / 8e6:.2f} MB in {rom['words_used']} of "
+        f"{rom['words_available']} words a cell; model {rom['bits_of_model'] / 8e6:.2f} MB, "
+        f"padding {100 * rom['padding']:.1f} %",
+        f"  context   {memory['context']} tokens, KV {memory['kv_bytes'] / 1e6:.2f} MB of "
+        f"{memory['tile_sram_bytes'] / 1e6:.2f} MB tile SRAM",
+        f"  area      {romsim_area(description):.2f} mm2 estimated ({target.technology})",
+    ]
+    accuracy = manifest["accuracy"]
+    if accuracy:
+        result.append(
+            f"  exactness accumulators of {accuracy['accumulator_bits']} bits, "
+            f"{accuracy['terms_rounded_by_grid']} terms rounded by the grid"
+        )
+        errors = accuracy["quantisation_error"]
+        if errors:
+            worst = max(errors, key=errors.get)
+            result.append(
+                f"  rounding  {len(errors)} tensors quantised here; worst relative error "
+                f"{100 * errors[worst]:.1f} % ({worst}): measure what it costs in perplexity"
+            )
+    for name, lora in manifest["adapters"].items():
+        result.append(
+            f"  adapter   {name}: rank {lora['rank']}, {lora['bytes'] / 1e6:.2f} MB, relative error "
+            f"{100 * lora['error']:.3f} %"
+        )
+    if not description.has_images:
+        result.append("  no weights: only --engine timing and area can be had")
+    return [*result, f"  written   {out}"]

@@ -1,0 +1,167 @@
+"""Sizing a chip to its model: tiles, cells, vector lanes, ROM depth and SRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from romsim.area import chip_area_mm2
+from romsim.timing import TimingModel
+from romsim_compiler.choices import choose_formats, shape_formats
+from romsim_compiler.groups import Group, build_groups
+from romsim_compiler.memory_map import (
+    kv_bits_per_element,
+    kv_bytes_per_token,
+    lora_bits,
+    vector_bytes,
+)
+from romsim_compiler.pipeline import CompileOptions, check_model
+from romsim_compiler.place import size_groups
+from romsim_compiler.schedule import build_decode
+from romsim_compiler.target import Target
+from romsim_models.checkpoint import Checkpoint
+from romsim_models.errors import CapacityError, SpecError
+from romsim_models.spec import ModelSpec
+
+__all__ = ["DEFAULT_CONTEXT", "Candidate", "candidates", "fit_target"]
+
+DEFAULT_CONTEXT = 2048
+"""Tokens that a fitted chip holds when the user names no context (or the model knows fewer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One sized chip."""
+
+    target: Target
+    cycles: int  # of one token at half the context
+    area_mm2: float
+
+    @property
+    def cost(self) -> float:
+        """Area times time: the inverse of tokens/s per mm2, in mm2 x cycles."""
+        return self.area_mm2 * self.cycles
+
+
+def _halvings(value: int, least: int = 1) -> list[int]:
+    result = [value]
+    while result[-1] % 2 == 0 and result[-1] // 2 >= least:
+        result.append(result[-1] // 2)
+    return result
+
+
+def _sized(
+    template: Target, spec: ModelSpec, groups: list[Group], context: int, lora_bytes: int
+) -> Iterator[Target]:
+    """Yield the template in every size, ROM and SRAM just large enough."""
+    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(template))
+    for n_tiles in _halvings(template.array.n_tiles):
+        tile_tokens = -(-context // n_tiles)
+        tile_bytes = tile_tokens * token_bytes + -(-lora_bytes // n_tiles)
+        attention = replace(template.attention, sram_kib=max(1, -(-int(tile_bytes + 1) // 1024)))
+        for n_cells in _halvings(template.array.n_cells):
+            for n_lanes in _halvings(template.vector.n_lanes, 32):
+                vector = replace(template.vector, n_lanes=n_lanes)
+                array = replace(template.array, n_tiles=n_tiles, n_cells=n_cells)
+                sized = replace(template, array=array, attention=attention, vector=vector)
+                sized = replace(
+                    sized,
+                    vector=replace(vector, sram_kib=-(-vector_bytes(spec, sized) // 1024)),
+                )
+                rows = sum(m.n_words for m in size_groups(groups, sized))
+                if rows <= 1 << 24:
+                    yield replace(sized, array=replace(array, rom_rows=rows))
+
+
+def candidates(
+    checkpoint: Checkpoint, template: Target, *, options: CompileOptions, rank: int = 0
+) -> list[Candidate]:
+    """Return every size of the template that holds the model, with its area and speed.
+
+    Raises
+    ------
+    SpecError
+        If the model cannot run on the template in any size.
+    """
+    spec = checkpoint.spec
+    check_model(spec, template)
+    if checkpoint.has_weights:
+        choices = choose_formats(spec, checkpoint.formats(), template, options.rules)
+    else:
+        choices = shape_formats(spec, template, options.weights)
+    groups = build_groups(
+        spec,
+        lambda tensor: choices[tensor].fmt,
+        input_in_rom=template.embedding.input == "rom",
+        head_in_rom=template.embedding.head == "rom",
+    )
+    context = options.context or min(spec.max_seq_len, DEFAULT_CONTEXT)
+    lora_bytes = -(-lora_bits(spec, rank) // 8)
+    for _, adapter in options.adapters:
+        lora_bytes += -(-lora_bits(spec, adapter.max_rank) // 8)
+    decode = build_decode(spec, groups)
+    shapes = {g.name: (g.n_rows, g.n_cols) for g in groups}
+    result = []
+    for sized in _sized(template, spec, groups, context, lora_bytes):
+        mappings = dict(
+            zip((g.name for g in groups), size_groups(groups, sized), strict=True)
+        )
+        timing = TimingModel(
+            spec=spec, target=sized, mappings=mappings, decode=decode, shapes=_Shapes(shapes)
+        )
+        cycles = timing.decode_cycles([context // 2])[0]
+        area = chip_area_mm2(sized)
+        result.append(Candidate(target=sized, cycles=cycles, area_mm2=area))
+    return result
+
+
+class _Shapes(dict[str, tuple[int, int]]):
+    """Shapes of groups; without an adapter a ``lora`` takes the same time for any shape."""
+
+    def __missing__(self, name: str) -> tuple[int, int]:
+        return (0, 0)
+
+
+def fit_target(
+    checkpoint: Checkpoint,
+    template: Target,
+    *,
+    options: CompileOptions,
+    rank: int = 0,
+    area_mm2: float | None = None,
+) -> Target:
+    """Return the template sized for a model.
+
+    Within ``area_mm2`` the fastest chip is chosen; without a limit the one with the most tokens/s per
+    mm2. Ties: the smaller area, then the fewer tiles.
+
+    Raises
+    ------
+    CapacityError
+        If no size is within the area limit: the smallest area is named.
+    """
+    if rank < 0:
+        raise SpecError(f"LoRA rank to leave room for must be at least 0, not {rank}")
+    found = candidates(checkpoint, template, options=options, rank=rank)
+    allowed = [c for c in found if area_mm2 is None or c.area_mm2 <= area_mm2]
+    if not allowed:
+        smallest = min((c.area_mm2 for c in found), default=float("nan"))
+        raise CapacityError(
+            f"Area limit must be at least {smallest:.2f} mm2 for {checkpoint.spec.name!r} on the "
+            f"template {template.name!r}, not {area_mm2}; raise --area, lower --context, or use "
+            f"fewer bits"
+        )
+    best = min(
+        allowed,
+        key=lambda c: (
+            c.cost if area_mm2 is None else c.cycles,
+            c.area_mm2,
+            c.target.array.n_tiles,
+        ),
+    )
+    context = options.context or min(checkpoint.spec.max_seq_len, DEFAULT_CONTEXT)
+    return replace(
+        best.target,
+        name=f"{template.name}-fit",
+        summary=f"{template.name} sized for {checkpoint.spec.name}, {context} tokens, LoRA rank {rank}",
+    )

@@ -1,0 +1,85 @@
+"""Tokens per second against context, and time to first token, from timing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from romsim.timing import TimingModel
+from romsim_compiler.description import Description
+from romsim_models.errors import CapacityError
+
+__all__ = ["decode_rates", "prefill_cycles", "timing_model"]
+
+
+def timing_model(description: Description) -> TimingModel:
+    """Return the timing of a description's programs."""
+    groups = description.groups
+    shapes: dict[str, tuple[int, int]] = {}
+    for group in groups.values():
+        operators = {m[1] for m in group.members}
+        for name, members in _FUSED.items():
+            if operators & members and group.layer >= 0:
+                key = f"L{group.layer}.{name}"
+                rows = shapes.get(key, (0, 0))[0] + group.mapping.n_rows
+                shapes[key] = (rows, group.mapping.n_cols)
+    return TimingModel(
+        spec=description.spec,
+        target=description.target,
+        mappings={name: g.mapping for name, g in groups.items()},
+        decode=description.decode,
+        shapes=shapes,
+    )
+
+
+_FUSED = {"qkv": {"q", "k", "v"}, "o": {"o"}, "gu": {"gate", "up"}, "down": {"down"}}
+
+
+def decode_rates(
+    description: Description, contexts: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return cycles and tokens/s of one decoded token with ``context`` tokens before it.
+
+    Raises
+    ------
+    CapacityError
+        If a context does not fit.
+    """
+    limit = description.context
+    if contexts is None:
+        contexts = [n for n in (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384) if n < limit]
+        contexts = [*contexts, limit - 1]
+    for context in contexts:
+        if not 0 <= context < limit:
+            raise CapacityError(
+                f"Context must be from 0 to {limit - 1} tokens in {description.path}, not {context}"
+            )
+    cycles = timing_model(description).decode_cycles(contexts)
+    clock = description.target.clock_mhz * 1e6
+    return [
+        {"context": n, "cycles": c, "tokens_per_s": clock / c}
+        for n, c in zip(contexts, cycles, strict=True)
+    ]
+
+
+def prefill_cycles(description: Description, n_tokens: int) -> int:
+    """Return the cycles from a prompt's first token to its last one's logits."""
+    model = timing_model(description)
+    total = 0
+    for first, count, head in prefill_chunks(n_tokens, description.target.schedule.n_inflight):
+        total += model.run(description.prefill(count, head), first).cycles
+    return total
+
+
+def prefill_chunks(n_tokens: int, n_inflight: int) -> list[tuple[int, int, bool]]:
+    """Return (first position, tokens, with head) of each program run of a prompt.
+
+    Tokens that do not fill a run of ``n_inflight`` come first, one at a time; the last run alone has
+    the head.
+    """
+    single, runs = n_tokens % n_inflight, n_tokens // n_inflight
+    chunks = [(p, 1, False) for p in range(single)]
+    chunks += [(single + r * n_inflight, n_inflight, False) for r in range(runs)]
+    first, count, _ = chunks[-1]
+    chunks[-1] = (first, count, True)
+    return chunks

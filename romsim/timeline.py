@@ -1,0 +1,99 @@
+"""One token's timeline: Chrome/Perfetto trace or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+from romsim.rates import timing_model
+from romsim_compiler.description import Description
+from romsim_models.errors import DescriptionError, SpecError
+
+__all__ = ["timeline_rows", "write_timeline"]
+
+_UNITS = {"V": "vector unit", "L": "L-units", "H": "H-units"}
+
+
+def timeline_rows(description: Description, position: int = 0) -> list[dict[str, object]]:
+    """Return issue, idle and duration of every instruction of a token at ``position``."""
+    program = description.decode
+    times = timing_model(description).run(program, position).times
+    return [
+        {
+            "index": index,
+            "op": instruction.op,
+            "unit": instruction.unit,
+            "layer": instruction.layer,
+            "operand": instruction.operand,
+            "issue_cycle": issue,
+            "idle_cycle": idle,
+            "cycles": idle - issue,
+        }
+        for index, (instruction, (issue, idle)) in enumerate(
+            zip(program.instructions, times, strict=True)
+        )
+    ]
+
+
+def write_timeline(description: Description, path: Path, position: int = 0) -> None:
+    """Write the timeline of a token; the file name's ending says which form.
+
+    Raises
+    ------
+    SpecError
+        If the ending is neither ``.json`` nor ``.csv``.
+    DescriptionError
+        If the file cannot be written.
+    """
+    rows = timeline_rows(description, position)
+    if path.suffix == ".csv":
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        text = buffer.getvalue()
+    elif path.suffix == ".json":
+        text = json.dumps(_trace(description, rows)) + "\n"
+    else:
+        raise SpecError(f"Timeline file must end in .json or .csv, not {path.suffix!r}")
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise DescriptionError(
+            f"Timeline {path} must be writable, not {error.strerror!r}; choose another file"
+        ) from None
+
+
+def _trace(description: Description, rows: list[dict[str, object]]) -> dict[str, object]:
+    """Return Chrome trace events; one trace microsecond is one cycle."""
+    threads = list(_UNITS)
+    events: list[dict[str, object]] = [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": 1,
+            "tid": number,
+            "args": {"name": _UNITS[unit]},
+        }
+        for number, unit in enumerate(threads)
+    ]
+    events += [
+        {
+            "name": f"{row['op']} {row['operand']}".strip(),
+            "ph": "X",
+            "pid": 1,
+            "tid": threads.index(str(row["unit"])),
+            "ts": row["issue_cycle"],
+            "dur": row["cycles"],
+            "args": {"layer": row["layer"], "index": row["index"]},
+        }
+        for row in rows
+    ]
+    other = {"clock_mhz": description.target.clock_mhz, "unit": "1 us = 1 cycle"}
+    return {"traceEvents": events, "otherData": other}

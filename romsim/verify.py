@@ -1,0 +1,232 @@
+"""Comparing machines value by value: the cycle model against the integer reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from romsim_compiler.description import Description
+from romsim_models.errors import RomsimError
+
+if TYPE_CHECKING:
+    from romsim.reference import IntegerDecoder
+    from romsim_models.checkpoint import Checkpoint
+
+__all__ = ["Divergence", "ValueReport", "compare_values", "make_reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first value at which two machines part."""
+
+    operator: str
+    position: int
+    index: int
+    expected: int  # the reference's
+    got: int
+
+    def sentence(self) -> str:
+        """Return the place and both values in decimal and hexadecimal."""
+        mask = 0xFFFFFFFF
+        return (
+            f"{self.operator}[{self.index}] at position {self.position}: reference "
+            f"{self.expected} (0x{self.expected & mask:08x}), cycle model {self.got} "
+            f"(0x{self.got & mask:08x})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueReport:
+    """Outcome of a comparison."""
+
+    n_tokens: int
+    n_values: int
+    n_mismatches: int
+    first: Divergence | None
+    tainted: tuple[str, ...]  # operators with a mismatch, in order of execution
+    saturations: int
+    counts: dict[str, int]  # values compared per kind of operator
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and nothing differed."""
+        return self.n_values > 0 and self.n_mismatches == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {
+            "n_tokens": self.n_tokens,
+            "n_values": self.n_values,
+            "n_mismatches": self.n_mismatches,
+            "first": None if self.first is None else self.first.sentence(),
+            "tainted": list(self.tainted),
+            "saturations": self.saturations,
+            "values_by_operator": dict(sorted(self.counts.items())),
+            "passed": self.passed,
+        }
+
+
+def make_reference(
+    description: Description, checkpoint: Checkpoint, *, device: str = "cpu"
+) -> IntegerDecoder:
+    """Return the integer reference of what a description was compiled from.
+
+    It takes from the description only choices (formats, grids, block sizes), never a weight.
+    """
+    from romsim.reference import IntegerDecoder, NumericsConfig, WeightChoice
+    from romsim_compiler.formats import parse_format
+
+    numerics = description.numerics
+    choices = {}
+    for tensor, name in description.manifest["model"]["choices"].items():
+        fmt = parse_format(name)
+        kind = "ternary" if fmt.kind == "ternary" else f"int{fmt.code_bits}"
+        choices[tensor] = WeightChoice(kind=kind, group=fmt.group)
+    return IntegerDecoder(
+        checkpoint,
+        config=NumericsConfig(
+            residual_frac=numerics.residual_frac,
+            linear_frac=numerics.linear_frac,
+            logit_frac=numerics.logit_frac,
+            attn_block=numerics.attn_block,
+            act_block=numerics.act_block,
+        ),
+        choices=choices,
+        grids={name: group.grid for name, group in description.groups.items()},
+        device=device,
+    )
+
+
+def _kind(name: str) -> str:
+    layer, dot, rest = name.partition(".")
+    return rest if dot and layer[:1] == "L" and layer[1:].isdigit() else name
+
+
+class _Recorder:
+    """Values of one machine by (operator, position)."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, int], Any] = {}
+
+    def __call__(self, name: str, position: int, array: Any) -> None:
+        import numpy as np
+
+        rows = np.atleast_2d(array.cpu().numpy() if hasattr(array, "cpu") else array)
+        for offset, row in enumerate(rows):
+            self.values[name, position + offset] = np.array(row, dtype=np.int64).reshape(-1)
+
+
+def compare_values(
+    description: Description,
+    checkpoint: Checkpoint,
+    prompt: Sequence[int],
+    *,
+    n_new: int,
+    adapter: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValueReport:
+    """Run prompt and greedy decoding on the cycle model and on the reference, and compare all.
+
+    Every operator output, KV word, logit and token is compared: at every decoded position and, for
+    the prompt, at every prompt position too.
+
+    Raises
+    ------
+    RomsimError
+        If the machines do not even name the same values.
+    """
+    import numpy as np
+
+    from romsim.cycle import CycleModel
+
+    model = CycleModel(description)
+    reference = make_reference(description, checkpoint)
+    tally = _Tally()
+    cycle_seen, reference_seen = _Recorder(), _Recorder()
+    model.record = cycle_seen
+    result = model.prefill(prompt, adapter=adapter)
+    chunk = 128
+    for first in range(0, len(prompt), chunk):
+        part = list(prompt[first : first + chunk])
+        reference.forward(part, adapter=adapter, record=reference_seen)
+        if progress is not None:
+            progress(min(first + chunk, len(prompt)), len(prompt) + n_new)
+    tally.compare(reference_seen.values, cycle_seen.values, prompt=True)
+    logits = result.logits
+    for number in range(n_new):
+        token = int(np.argmax(logits))
+        cycle_seen.values.clear()
+        reference_seen.values.clear()
+        logits = model.step(token, adapter=adapter).logits
+        reference.forward([token], adapter=adapter, record=reference_seen)
+        tally.compare(reference_seen.values, cycle_seen.values, prompt=False)
+        if progress is not None:
+            progress(len(prompt) + number + 1, len(prompt) + n_new)
+    return tally.report(len(prompt) + n_new, model.saturations + int(reference.saturations))
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.n_values = 0
+        self.n_mismatches = 0
+        self.first: Divergence | None = None
+        self.tainted: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def compare(self, expected: dict[Any, Any], got: dict[Any, Any], *, prompt: bool) -> None:
+        """Compare two sets of values; a prompt's inner positions have no head on the chip."""
+        import numpy as np
+
+        last = max((p for _, p in got), default=-1)
+        for key, wanted in expected.items():
+            name, position = key
+            headless = prompt and position < last and name.startswith(("output_norm", "logits"))
+            if headless and key not in got:
+                continue
+            if key not in got:
+                raise RomsimError(
+                    f"Cycle model must give {name} at position {position}, but it does not; the "
+                    f"machines do not run the same operators"
+                )
+            value = got[key]
+            if value.shape != wanted.shape:
+                raise RomsimError(
+                    f"{name} at position {position} must have {wanted.size} values, not {value.size}"
+                )
+            self.n_values += wanted.size
+            kind = _kind(name)
+            self.counts[kind] = self.counts.get(kind, 0) + wanted.size
+            wrong = np.flatnonzero(value != wanted)
+            if wrong.size:
+                self.n_mismatches += wrong.size
+                if name not in self.tainted:
+                    self.tainted.append(name)
+                if self.first is None:
+                    index = int(wrong[0])
+                    self.first = Divergence(
+                        operator=name,
+                        position=position,
+                        index=index,
+                        expected=int(wanted[index]),
+                        got=int(value[index]),
+                    )
+        extra = [k for k in got if k not in expected]
+        if extra:
+            name, position = extra[0]
+            raise RomsimError(
+                f"Reference must give {name} at position {position}, but it does not; the machines "
+                f"do not run the same operators"
+            )
+
+    def report(self, n_tokens: int, saturations: int) -> ValueReport:
+        """Return the outcome."""
+        return ValueReport(
+            n_tokens=n_tokens,
+            n_values=self.n_values,
+            n_mismatches=self.n_mismatches,
+            first=self.first,
+            tainted=tuple(self.tainted),
+            saturations=saturations,
+            counts=self.counts,
+        )
