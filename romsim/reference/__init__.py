@@ -1,0 +1,8 @@
+"""The integer reference decoder: the numerics page in PyTorch, independent of compiler and RTL."""
+
+from romsim.reference.config import NumericsConfig
+from romsim.reference.decoder import CachedWords, IntegerDecoder
+from romsim.reference.evaluate import evaluate_nll
+from romsim.reference.weights import WeightChoice
+
+__all__ = ["CachedWords", "IntegerDecoder", "NumericsConfig", "WeightChoice", "evaluate_nll"]

@@ -1,0 +1,145 @@
+"""Low-rank adapters in integers: both matrices in MXINT8, the scaling folded into B."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from romsim.reference.matvec import Linear, derive_grid
+from romsim.reference.primitives import BlockCodes, Saturation, quantise
+from romsim.reference.weights import IntegerMatrix
+from romsim_models.errors import SpecError
+
+__all__ = ["LowRank", "adapter_matrix"]
+
+_LEAST_EXPONENT = -40
+_CODE_MAX = 127
+
+
+def adapter_matrix(name: str, weights: NDArray[np.float64], *, block: int) -> IntegerMatrix:
+    """Code a matrix in MXINT8 along its input axis.
+
+    Parameters
+    ----------
+    name
+        For messages.
+    weights
+        float64 [n_rows, n_cols].
+    block
+        Columns that share one power of two; the last block may be shorter.
+
+    Raises
+    ------
+    SpecError
+        If a weight is not finite.
+    """
+    if not np.isfinite(weights).all():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(weights))[0])
+        value = float(weights[row, column])
+        raise SpecError(f"element [{row}, {column}] of {name} must be a finite number, not {value}")
+    n_rows, n_cols = weights.shape
+    n_blocks = -(-n_cols // block)
+    padded = np.zeros((n_rows, n_blocks * block))
+    padded[:, :n_cols] = weights
+    blocks = padded.reshape(n_rows, n_blocks, block)
+    largest = np.abs(blocks).max(axis=2)
+    # largest / 2^e < 128 for this e; one more where it still rounds to 128, one less never fits
+    # (then largest / 2^e >= 128).
+    exponent = np.maximum(np.frexp(largest)[1] - 7, _LEAST_EXPONENT)
+    exponent += np.rint(np.ldexp(largest, -exponent)) > _CODE_MAX
+    exponent = np.where(largest == 0.0, _LEAST_EXPONENT, exponent)
+    codes = np.rint(np.ldexp(blocks, -exponent[:, :, None])).astype(np.int16)
+    # A block of zeros takes no part in γ: significand 0, as the page's rule for γ reads it.
+    significand = np.asarray(codes.any(axis=2), dtype=np.int16)
+    return IntegerMatrix(
+        name=name,
+        values=codes.reshape(n_rows, n_blocks * block)[:, :n_cols],
+        group=block,
+        sig=significand,
+        exp=exponent.astype(np.int16),
+    )
+
+
+class LowRank:
+    """One projection's adapter.
+
+    Parameters
+    ----------
+    name
+        Canonical name of the projection.
+    a
+        float [rank, n_inputs].
+    b
+        float [n_outputs, rank].
+    scaling
+        Factor of the update (alpha/r or alpha/sqrt(r)).
+    block
+        Activations that share one shift.
+    device
+        Where the codes are held.
+
+    Attributes
+    ----------
+    n_rounded_rows : int
+        Rows of both matrices whose terms the grid may round (0 for trained adapters).
+
+    Raises
+    ------
+    SpecError
+        If a weight is not finite, or the ranks of A and B differ.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        a: NDArray[np.float32],
+        b: NDArray[np.float32],
+        *,
+        scaling: float,
+        block: int,
+        device: torch.device | str,
+    ) -> None:
+        rank = a.shape[0]
+        if b.shape[1] != rank:
+            raise SpecError(
+                f"LoRA B of {name!r} must have the {rank} columns of A's rank, not {b.shape[1]!r}"
+            )
+        self._block = min(block, rank)
+        padded = -(-rank // self._block) * self._block
+        rows = np.zeros((padded, a.shape[1]))
+        rows[:rank] = a
+        columns = np.zeros((b.shape[0], padded))
+        columns[:, :rank] = b.astype(np.float64) * scaling
+        self._a = _linear(adapter_matrix(f"LoRA A of {name!r}", rows, block=block), block, device)
+        self._b = _linear(
+            adapter_matrix(f"LoRA B of {name!r}", columns, block=self._block), self._block, device
+        )
+        self.n_rounded_rows = self._a.n_rounded_rows + self._b.n_rounded_rows
+
+    def __call__(
+        self, x: BlockCodes, y: Tensor, *, inner_frac: int, frac: int, saturation: Saturation
+    ) -> Tensor:
+        """Add the update to a projection's output.
+
+        Parameters
+        ----------
+        x
+            Input of the projection, codes int8 [T, n_inputs].
+        y
+            Its output, float64 [T, n_outputs], int32 values.
+        inner_frac
+            Fraction bits between the two matrices.
+        frac
+            Fraction bits of ``y``.
+        saturation
+            Counts the clips.
+        """
+        z = self._a(x, frac=inner_frac, saturation=saturation)
+        inner = quantise(z, block=self._block, frac=inner_frac)
+        return saturation.sat32(y + self._b(inner, frac=frac, saturation=saturation))
+
+
+def _linear(matrix: IntegerMatrix, block: int, device: torch.device | str) -> Linear:
+    return Linear(matrix, grid=derive_grid([matrix]), block=block, device=device)
