@@ -1,0 +1,77 @@
+"""Arrays, mappings and random matrices for the tests of the ROM images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from romsim_compiler.encoded import RomTensor
+from romsim_compiler.formats import SHIPPED_FORMATS, WeightFormat, parse_format
+from romsim_compiler.mapping import Mapping
+from romsim_compiler.target import Array
+
+
+def make_array(
+    *,
+    n_tiles: int = 2,
+    n_cells: int = 4,
+    word_codes: int = 32,
+    lane_bits: int = 4,
+    encoding: str = "unsigned",
+    scale_group: int = 32,
+    scale_bits: int = 16,
+    min_bits: int = 16,
+    zero_bits: int = 0,
+) -> Array:
+    return Array(
+        n_tiles=n_tiles,
+        n_cells=n_cells,
+        rom_rows=4096,
+        word_codes=word_codes,
+        lane_bits=lane_bits,
+        encoding=encoding,
+        scale_group=scale_group,
+        scale_bits=scale_bits,
+        min_bits=min_bits,
+        zero_bits=zero_bits,
+    )
+
+
+def make_mapping(n_rows: int, n_cols: int, fmt: WeightFormat, array: Array, ks: int) -> Mapping:
+    rows_per_step = array.n_tiles * (array.n_cells // ks)
+    n_words = -(-n_cols // array.word_codes)
+    return Mapping(
+        n_rows=n_rows,
+        n_cols=n_cols,
+        planes=fmt.planes(array),
+        ks=ks,
+        wpc=-(-n_words // ks),
+        rows_per_step=rows_per_step,
+        steps=-(-n_rows // rows_per_step),
+    )
+
+
+def make_format(name: str) -> WeightFormat:
+    return SHIPPED_FORMATS[name] if name in SHIPPED_FORMATS else parse_format(name)
+
+
+def random_words(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Finite binary16 words of every kind: both signs, subnormal, zero."""
+    words = rng.integers(0, 1 << 16, shape, dtype=np.uint16)
+    is_special = (words & 0x7C00) == 0x7C00
+    return np.where(is_special, words & 0x83FF, words).astype(np.uint16)
+
+
+def random_tensor(
+    rng: np.random.Generator, name: str, n_rows: int, n_cols: int, fmt: WeightFormat
+) -> RomTensor:
+    top = 3 if fmt.kind == "ternary" else 1 << fmt.code_bits
+    n_groups = n_cols // fmt.group if fmt.group else 0
+    return RomTensor(
+        name=name,
+        fmt=fmt,
+        codes=rng.integers(0, top, (n_rows, n_cols), dtype=np.uint8),
+        scale_bits=random_words(rng, (n_rows, n_groups)),
+        minimum_bits=random_words(rng, (n_rows, n_groups)) if fmt.has_minimum else None,
+        multiplier=1 if fmt.group else int(rng.integers(1 << 23, 1 << 24)),
+        multiplier_exp=0 if fmt.group else -30,
+    )
