@@ -137,8 +137,9 @@ class _GgufStore:
         self, info: GgufTensorInfo, shape: tuple[int, ...], offset: int, size: int
     ) -> Tensor:
         block = block_of_type(info.type_id, tensor=info.name, path=str(self._path))
+        raw = self._bytes(info.name, offset, size)
         try:
-            return block.decode(info.name, self._bytes(info.name, offset, size), shape)
+            return block.decode(info.name, raw, shape)
         except FormatError as error:
             raise FormatError(f"{self._path}: {error}") from None
 

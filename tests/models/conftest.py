@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from romsim_models.errors import FormatError
 from romsim_models.registry import find
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from romsim_models.errors import SpecError
 from romsim_models.reference import FloatDecoder
 from romsim_models.registry import open_model
@@ -136,7 +137,10 @@ def test_observer_sees_every_operator_in_order() -> None:
     decoder = FloatDecoder(open_model("tiny-int4"))
     seen: dict[str, torch.Tensor] = {}
     logits = decoder.forward([[1, 40, 77]], observe=seen.__setitem__)
-    parts = "attn_norm q k v q_rope k_rope attn_out o ffn_norm gate up act down x".split()
+    parts = (
+        *("attn_norm", "q", "k", "v", "q_rope", "k_rope", "attn_out", "o"),
+        *("ffn_norm", "gate", "up", "act", "down", "x"),
+    )
     blocks = [f"blk.{layer}.{part}" for layer in range(2) for part in parts]
     assert list(seen) == ["x", *blocks, "output_norm", "logits"]
     assert seen["blk.0.q"].shape == (1, 3, 128)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from romsim_models.encoded import EncodedTensor, FloatTensor
 from romsim_models.reference import FloatDecoder
 from romsim_models.registry import named_models, open_model
@@ -15,7 +16,7 @@ from romsim_models.tokenizer import Tokenizer
 
 TEXTS = (
     "Once upon a time, there was a little girl who",
-    "  It's 12,345.67 km\u2014na\u00efve caf\u00e9, \u4f60\u597d \U0001f30a\n\n\tdef f(x): return x**2",
+    "  It's 12,345.67 km\u2014na\u00efve caf\u00e9, \u4f60\u597d \U0001f30a\n\n\tdef f(x): 1",
     "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n",
     "I'll we've DON'T   \r\n trailing   ",
 )
