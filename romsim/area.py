@@ -1,0 +1,305 @@
+"""Area of a chip, bottom-up: every part with its formula, source and grade, summing to the total.
+
+Counts follow docs/machine.md and the target; what a part takes comes from
+:mod:`romsim.area_parts`. Buffers whose size is the model's take it from ``spec``; without one they
+are sized by what the target's vector SRAM can serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from romsim.area_parts import Part, Parts, default_zero_bits, join, parts_of
+from romsim_compiler.target import MX_BLOCK, Target
+from romsim_compiler.technology import Range, Technology, sum_ranges
+from romsim_compiler.technology_file import load_technology
+from romsim_models.errors import SpecError
+from romsim_models.spec import ModelSpec
+
+__all__ = ["AreaReport", "AreaRow", "chip_area_mm2", "estimate_area"]
+
+_MAX_INNER = 16384  # docs/numerics.md, section 5: the longest vector that a norm takes
+_INSTRUCTION_BITS = 64
+_CONTROL_GATES = 20_000  # scoreboard, host port, counters, address generators: a guess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AreaRow:
+    """One component of the chip."""
+
+    unit: str  # "L-units", "H-units", "vector unit", "network", "sequencer", "periphery"
+    component: str
+    count: int
+    area_um2: Range  # all of them
+    formula: str  # of one
+    source: str
+    grade: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON-ready values, its unit of area in the key."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AreaReport:
+    """The components of one chip."""
+
+    target: str
+    technology: str
+    rows: tuple[AreaRow, ...]
+
+    @property
+    def total_um2(self) -> Range:
+        """Area of the die: the sum of all rows."""
+        return sum_ranges([row.area_um2 for row in self.rows])
+
+    @property
+    def total_mm2(self) -> Range:
+        """Area of the die in mm2."""
+        return self.total_um2 * 1e-6
+
+    def by_unit(self) -> dict[str, Range]:
+        """Return the area of each unit in um2, in the order of the rows."""
+        units: dict[str, list[Range]] = {}
+        for row in self.rows:
+            units.setdefault(row.unit, []).append(row.area_um2)
+        return {unit: sum_ranges(areas) for unit, areas in units.items()}
+
+    def component(self, unit: str, component: str) -> AreaRow:
+        """Return one row.
+
+        Raises
+        ------
+        SpecError
+            If there is none: the components that there are.
+        """
+        for row in self.rows:
+            if row.unit == unit and row.component == component:
+                return row
+        known = ", ".join(f"{r.unit}/{r.component}" for r in self.rows)
+        raise SpecError(f"Area component must be one of {known}, not '{unit}/{component}'")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {
+            "target": self.target,
+            "technology": self.technology,
+            "total_um2": asdict(self.total_um2),
+            "units_um2": {k: asdict(v) for k, v in self.by_unit().items()},
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Widths:
+    """Vector lengths that buffers must hold, in elements."""
+
+    inner: int  # longest input of a matrix
+    heads: int  # all query heads together
+    n_heads: int
+    n_instructions: int
+
+    @classmethod
+    def of(cls, target: Target, spec: ModelSpec | None) -> _Widths:
+        flight = target.schedule.n_inflight
+        if spec is not None:
+            heads = spec.n_heads * spec.head_dim
+            program = spec.n_layers * (18 if spec.has_sub_norms else 16) + 4
+            inner = max(spec.dim, spec.hidden_dim, heads)
+            return cls(inner, heads, spec.n_heads, program * (1 + flight))
+        # A hidden layer of h elements takes 16 h bytes per token in the vector SRAM (gate and up,
+        # twice, in 32 bits), so no longer vector can be served.
+        inner = max(MX_BLOCK, min(_MAX_INNER, target.vector.sram_kib * 1024 // (16 * flight)))
+        return cls(inner, min(inner, 4096), max(1, min(inner, 4096) // 128), 512 * (1 + flight))
+
+
+class _Builder:
+    """Collects rows; a component that was synthesised takes its measured area instead."""
+
+    def __init__(self, synthesised: Mapping[tuple[str, str], Part]) -> None:
+        self.rows: list[AreaRow] = []
+        self._synthesised = synthesised
+
+    def add(self, unit: str, component: str, count: int, part: Part | None) -> None:
+        part = self._synthesised.get((unit, component), part)
+        if part is None or count == 0:
+            return
+        self.rows.append(
+            AreaRow(
+                unit=unit,
+                component=component,
+                count=count,
+                area_um2=part.area * count,
+                formula=part.formula,
+                source=part.source,
+                grade=part.grade,
+            )
+        )
+
+
+def estimate_area(
+    target: Target,
+    technology: Technology | None = None,
+    *,
+    spec: ModelSpec | None = None,
+    rom_words: int | None = None,
+    rom_style: str | None = None,
+    zero_bits: float | None = None,
+    synthesised: Mapping[tuple[str, str], Part] | None = None,
+) -> AreaReport:
+    """Return the area of a chip, component by component.
+
+    Parameters
+    ----------
+    technology
+        The target's own when left out.
+    spec
+        The model, for buffers and the program ROM that are sized by it.
+    rom_words
+        Words in each cell; the target's ``rom_rows`` when left out.
+    rom_style
+        ``"compiler"`` (macros) or ``"logic"`` (synthesised words); the technology's when left out.
+    zero_bits
+        Share of zero bits in a synthesised ROM; a default by encoding when left out.
+    synthesised
+        Measured area of one of a component, by (unit, component): it replaces the estimate.
+
+    Raises
+    ------
+    SpecError
+        If the style is neither of the two, or the share of zero bits no share.
+    """
+    tech = technology if technology is not None else load_technology(target.technology)
+    style = rom_style if rom_style is not None else tech.rom_style
+    if style not in ("compiler", "logic"):
+        raise SpecError(f"ROM style must be 'compiler' or 'logic', not {style!r}")
+    share = zero_bits if zero_bits is not None else default_zero_bits(target)
+    if not 0 <= share < 1:
+        raise SpecError(f"Share of zero bits must be from 0 to below 1, not {share!r}")
+    words = rom_words if rom_words is not None else target.array.rom_rows
+    parts = parts_of(tech)
+    widths = _Widths.of(target, spec)
+    build = _Builder(synthesised or {})
+    _l_units(build, parts, target, widths, parts.rom(
+        words, target.array.word_bits, style=style, zero_bits=share
+    ))  # fmt: skip
+    _h_units(build, parts, target, widths)
+    _vector_unit(build, parts, target)
+    _network(build, parts, target)
+    program = parts.rom(widths.n_instructions, _INSTRUCTION_BITS, style=style, zero_bits=0.487)
+    build.add("sequencer", "program ROM", 1, program)
+    build.add("sequencer", "control", 1, parts.gates(_CONTROL_GATES))
+    build.add("sequencer", "slot state", target.schedule.n_slots, parts.flops(128))
+    build.add("periphery", "host port, clock, pads", 1, _periphery(build.rows, tech))
+    return AreaReport(target=target.name, technology=tech.name, rows=tuple(build.rows))
+
+
+def chip_area_mm2(target: Target, spec: ModelSpec | None = None) -> float:
+    """Return the mid area of a chip in mm2, in the target's own technology."""
+    return estimate_area(target, spec=spec).total_mm2.mid
+
+
+def _l_units(build: _Builder, parts: Parts, target: Target, widths: _Widths, rom: Part) -> None:
+    array, batch = target.array, target.schedule.n_batch
+    n_cells = array.n_tiles * array.n_cells
+    is_mx = target.formats.activation == "mxint8"
+    build.add("L-units", "ROM", n_cells, rom)
+    lane = parts.lane(array.encoding, target.formats.activation, lane_bits=array.lane_bits)
+    build.add("L-units", "multiply lanes", array.n_lanes * batch, lane)
+    build.add("L-units", "word registers", n_cells, parts.flops(array.word_bits))
+    build.add("L-units", "input registers", n_cells * batch, parts.flops(array.word_codes * 8))
+    blocks = array.word_codes // MX_BLOCK
+    if is_mx and (array.scale_bits == 0 or array.scale_group > MX_BLOCK):
+        shifter = parts.shifter(array.lane_bits + 13 + 25, 25)
+        build.add("L-units", "block shifters", n_cells * batch * blocks, shifter)
+    if array.scale_bits:
+        scale = parts.scale(array, target.formats.activation)
+        build.add("L-units", "scale multipliers", n_cells * batch * array.n_scales, scale)
+    build.add("L-units", "accumulators", n_cells * batch, parts.accumulator(64))
+    build.add(
+        "L-units",
+        "row-sum tree",
+        array.n_tiles * batch * (array.n_cells - 1),
+        parts.accumulator(64),
+    )
+    # Codes, a shift and a sum per block of 32, a word for each ROM word of the longest row.
+    bits = array.word_codes * 8 + blocks * (8 + 13)
+    depth = -(-widths.inner // array.word_codes) * target.schedule.n_inflight
+    build.add("L-units", "x buffers", array.n_tiles * batch, parts.sram(depth, bits))
+
+
+def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
+    att, tiles = target.attention, target.array.n_tiles
+    is_mx = target.formats.kv == "mxint8"
+    word_bits = att.word_elems * 8 + (att.word_elems // MX_BLOCK * 8 if is_mx else 0)
+    depth = max(1, att.sram_kib * 8192 // (2 * word_bits))
+    build.add("H-units", "K bank", tiles, parts.sram(depth, word_bits))
+    build.add("H-units", "V bank", tiles, parts.sram(depth, word_bits))
+    n_lanes = tiles * att.heads_parallel * att.word_elems
+    lane = parts.lane(target.formats.kv, target.formats.kv, lane_bits=8)
+    build.add("H-units", "multiply lanes", n_lanes, lane)
+    if is_mx:
+        shifters = n_lanes // MX_BLOCK
+        build.add("H-units", "block shifters", shifters, parts.shifter(48, 50))
+    build.add("H-units", "word registers", tiles, parts.flops(2 * word_bits))
+    build.add("H-units", "query buffer", tiles, parts.sram(-(-widths.heads // 32), 32 * 8 + 8))
+    local = -(-att.attn_block // tiles)
+    build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
+    table = parts.rom(257, 21, style="logic", zero_bits=0.487)
+    exponential = join([table, parts.multiplier(21, 8), parts.shifter(32, 31), parts.flops(64)])
+    build.add("H-units", "exponentials", tiles * att.heads_parallel, exponential)
+    build.add("H-units", "value sums", n_lanes, parts.accumulator(64))
+    build.add("H-units", "sum buffer", tiles, parts.sram(-(-widths.heads // 16), 16 * 64))
+
+
+def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:
+    vector = target.vector
+    bits = 32 * vector.n_lanes
+    depth = max(1, vector.sram_kib * 8192 // bits)
+    build.add("vector unit", "activation SRAM", 1, parts.sram(depth, bits))
+    # Squares and products of 32 bits, a wide shifter with rounding, saturation and its registers.
+    lane = join([parts.multiplier(32, 32), parts.shifter(64, 63), parts.accumulator(64)])
+    build.add("vector unit", "lanes", vector.n_lanes, lane)
+    build.add("vector unit", "lane registers", vector.n_lanes, parts.flops(4 * 32))
+    build.add("vector unit", "MXINT8 quantisers", vector.n_lanes, parts.shifter(32, 25))
+    table = parts.rom(1025, 21, style="logic", zero_bits=0.487)
+    build.add(
+        "vector unit", "function tables", vector.n_lanes, join([table, parts.multiplier(21, 22)])
+    )
+    build.add(
+        "vector unit", "sum tree", max(1, vector.n_lanes - 1), parts.cells(
+            64 * parts.technology.cell_um2["FAx1"], "64 FA"
+        ),
+    )  # fmt: skip
+    iterate = join([parts.multiplier(32, 32), parts.multiplier(32, 32), parts.flops(256)])
+    build.add("vector unit", "reciprocal and root", 1, iterate)
+    phase = join([parts.multiplier(32, 17), parts.multiplier(22, 21)])
+    build.add("vector unit", "rotary phases", max(1, vector.n_lanes // 32), phase)
+
+
+def _network(build: _Builder, parts: Parts, target: Target) -> None:
+    tiles, lanes = target.array.n_tiles, target.vector.n_lanes
+    stages = max(1, target.network.broadcast_cycles)
+    beat = lanes * 8 + lanes // MX_BLOCK * 8
+    # A beat of codes reaches every tile: a register in each, and one per stage of the trunk.
+    build.add("network", "broadcast registers", tiles + stages, parts.flops(beat))
+    row_bits = min(target.array.n_cells, lanes) * 64
+    build.add("network", "collect registers", tiles, parts.flops(row_bits))
+    mux = parts.technology.cell_um2["AO22x1"]
+    merge = parts.cells(row_bits * mux, f"{row_bits} bits x {mux:.4g} um2 (AO22)")
+    build.add("network", "collect multiplexers", tiles, merge)
+    trunk = parts.flops(lanes * 64)
+    build.add("network", "collect trunk", max(1, target.network.collect_cycles), trunk)
+
+
+def _periphery(rows: list[AreaRow], tech: Technology) -> Part:
+    total = sum_ranges([row.area_um2 for row in rows])
+    fact = tech["logic.periphery_fraction"]
+    return Part(
+        total.times(fact.range),
+        f"{fact.mid:g} of all other components",
+        fact.source,
+        fact.grade,
+    )
