@@ -18,7 +18,7 @@ CHIP := build/$(MODEL)
 STORY := Once upon a time, there was a little girl who
 QUESTION := What is a read-only memory?
 
-.PHONY: help setup model test test-full demo bench gpu-bench lint format clean distclean
+.PHONY: help setup model chip test test-full demo bench gpu-bench lint format clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' Makefile | expand -t 18
@@ -46,17 +46,19 @@ test: model  ## the tests, within minutes
 test-full: model  ## the long ones too
 	$(PYTEST) -m ""
 
-demo: model  ## compile SmolLM2 into a chip, audit it, let it speak
+chip: model  ## compile SmolLM2 into a chip, sized to the model
 	$(ROMSIM) compile $(MODEL) --target $(TARGET) --fit -o $(CHIP)
+
+demo: chip  ## compile SmolLM2 into a chip, audit it, let it speak
 	$(ROMSIM) audit $(CHIP) --model $(MODEL)
 	$(ROMSIM) simulate $(CHIP) --prompt "$(STORY)"
 	$(ROMSIM) simulate $(CHIP) --chat "$(QUESTION)"
 	@echo "The description is in $(CHIP)."
 
-bench: model  ## speed beside llama.cpp and torch, in one run
-	$(BIN)/python -m benchmarks.llama_cpp
+bench: chip  ## speed of the cycle model beside llama.cpp and torch, in one run
+	$(BIN)/python -m benchmarks.llama_cpp --chip $(CHIP)
 
-gpu-bench: model  ## decode on the CUDA device that is here, measured
+gpu-bench: chip  ## decode on the CUDA device that is here, measured
 	$(ROMSIM) compare $(CHIP) --device cuda
 
 lint: $(STAMP)  ## ruff, mypy, layers

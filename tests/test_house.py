@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,30 @@ def test_every_dependency_is_pinned_inside_its_range() -> None:
         requirement = Requirement(line)
         version = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), line
+
+
+def test_everything_imported_is_declared() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + [line for group in extras.values() for line in group]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    declared.add("llvmlite")  # numba's other half, of the one version that numba asks for
+    distributions = metadata.packages_distributions()
+    undeclared = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+            for top in {name.partition(".")[0] for name in names}:
+                if top in sys.stdlib_module_names or top in distributions.get("romsim", []):
+                    continue
+                if top in PACKAGES or (REPOSITORY / top).is_dir():
+                    continue
+                owners = {canonicalize_name(name) for name in distributions.get(top, [])}
+                if not owners & declared:
+                    undeclared.append(f"{name_of(path)}: {top}")
+    assert not undeclared, "\n".join(undeclared)
 
 
 def test_every_dependency_says_why_it_is_there() -> None:
