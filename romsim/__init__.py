@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from romsim.api import audit, compile, load, verify  # noqa: A004 - the product's own verb
+    from romsim.api import audit, compile, load, verify
 
 __all__ = ["audit", "compile", "load", "verify"]
 

@@ -10,8 +10,9 @@ from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
-    from romsim.verify import ValueReport
     from romsim_compiler.audit import AuditReport
+
+    from romsim.verify import ValueReport
     from romsim_compiler.target import Target
 
 __all__ = ["audit", "compile", "load", "verify"]
@@ -30,7 +31,7 @@ def load(path: str | Path) -> Description:
     return Description.load(path)
 
 
-def compile(  # noqa: A001 - the product's own verb
+def compile(
     model: str | Path,
     out: str | Path,
     *,
@@ -104,9 +105,7 @@ def compile(  # noqa: A001 - the product's own verb
     if fit:
         from romsim.fit import fit_target
 
-        chip = fit_target(
-            checkpoint, chip, options=options, rank=rank, area_mm2=area_mm2
-        )
+        chip = fit_target(checkpoint, chip, options=options, rank=rank, area_mm2=area_mm2)
     return compile_model(checkpoint, chip, out, options=options, progress=progress)
 
 
@@ -123,8 +122,9 @@ def audit(
     SpecError
         If the model file is needed and not given, or is another one.
     """
-    from romsim.engines import open_source
     from romsim_compiler.audit import audit_description
+
+    from romsim.engines import open_source
 
     loaded = description if isinstance(description, Description) else load(description)
     return audit_description(loaded, open_source(loaded, model), progress=progress)

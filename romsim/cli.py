@@ -16,7 +16,10 @@ from romsim_models.errors import RomsimError
 __all__ = ["app", "main"]
 
 _COMMANDS = {
-    "models": ("romsim.commands.models", "list the models known by name; `models get NAME` fetches"),
+    "models": (
+        "romsim.commands.models",
+        "list the models known by name; `models get NAME` fetches",
+    ),
     "targets": ("romsim.commands.targets", "list the built-in targets, or print one"),
     "compile": ("romsim.commands.compile", "compile a model into a chip description"),
     "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),

@@ -162,9 +162,7 @@ def make_engine(
             f"{adapter!r}; compile with --lora {adapter}=FOLDER"
         )
     if not description.has_images:
-        twin = description.target.name + (
-            "-int8" if not description.target.executable else ""
-        )
+        twin = description.target.name + ("-int8" if not description.target.executable else "")
         raise SpecError(
             f"Engine {name!r} must have ROM images to run, but {description.path} has none: it is a "
             f"shape without weights or its target {description.target.name!r} is not executable; "

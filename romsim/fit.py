@@ -103,9 +103,7 @@ def candidates(
     shapes = {g.name: (g.n_rows, g.n_cols) for g in groups}
     result = []
     for sized in _sized(template, spec, groups, context, lora_bytes):
-        mappings = dict(
-            zip((g.name for g in groups), size_groups(groups, sized), strict=True)
-        )
+        mappings = dict(zip((g.name for g in groups), size_groups(groups, sized), strict=True))
         timing = TimingModel(
             spec=spec, target=sized, mappings=mappings, decode=decode, shapes=_Shapes(shapes)
         )

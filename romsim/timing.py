@@ -65,9 +65,7 @@ class TimingModel:
         self._decode = decode
         self._shapes = shapes
 
-    def durations(
-        self, program: Program, position: int, ranks: Ranks | None = None
-    ) -> list[int]:
+    def durations(self, program: Program, position: int, ranks: Ranks | None = None) -> list[int]:
         """Return each instruction's duration, the program's first token standing at ``position``."""
         attention: dict[int, int] = {}
         result = []
@@ -95,17 +93,13 @@ class TimingModel:
             mapping_of=self._mappings.__getitem__,
         )
 
-    def run(
-        self, program: Program, position: int, ranks: Ranks | None = None
-    ) -> TokenTiming:
+    def run(self, program: Program, position: int, ranks: Ranks | None = None) -> TokenTiming:
         """Step one program through, instruction by instruction."""
         times = issue_times(program.instructions, self.durations(program, position, ranks))
         end = max(idle for _, idle in times) + self.target.latency.token
         return TokenTiming(end, tuple(times))
 
-    def decode_cycles(
-        self, positions: Sequence[int], ranks: Ranks | None = None
-    ) -> list[int]:
+    def decode_cycles(self, positions: Sequence[int], ranks: Ranks | None = None) -> list[int]:
         """Return the cycles of one decoded token at each position.
 
         Equal to :meth:`run` at every position; a token's time depends on its position only through
@@ -170,4 +164,3 @@ def _evaluate(blocks: list[tuple[int, tuple[_Step, ...]]], attention: int) -> in
                 state = (state[0] + rest, state[1] + rest, state[2] + rest, state[3] + rest)
                 break
     return max(state[1:])
-

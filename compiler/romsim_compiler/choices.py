@@ -129,7 +129,11 @@ def shape_formats(
                 f"{tensor!r}, not leave {n_cols % fmt.group}; use a smaller group"
             )
         in_rom = not (
-            (tensor == "token_embd.weight" and target.embedding.input != "rom" and not spec.tie_embeddings)
+            (
+                tensor == "token_embd.weight"
+                and target.embedding.input != "rom"
+                and not spec.tie_embeddings
+            )
             or (tensor == "output.weight" and target.embedding.head != "rom")
         )
         if in_rom:

@@ -244,9 +244,7 @@ class Description:
         """Resident adapters by name."""
         from romsim_compiler.lora_image import load_lora
 
-        return {
-            name: load_lora(self.path / "lora" / name) for name in self.manifest["adapters"]
-        }
+        return {name: load_lora(self.path / "lora" / name) for name in self.manifest["adapters"]}
 
     def tokenizer_file(self) -> Path | None:
         """Return the tokenizer's file, or ``None`` where the model brought none."""

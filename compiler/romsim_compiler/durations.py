@@ -115,9 +115,7 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
     """
     size = target.attention.attn_block
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
-    fixed = (
-        target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
-    )
+    fixed = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
     last = max(positions, default=-1) // size
     partial = [0]  # cycles of blocks 0 … j-1, all of them whole
     for index in range(last):
@@ -135,9 +133,7 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
     return result
 
 
-def lora_cycles(
-    n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target
-) -> int:
+def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target) -> int:
     """Return the duration of ``lora`` for a group of [n_rows, n_cols].
 
     Parameters

@@ -84,9 +84,7 @@ def _fuse(
     )
 
 
-def layer_groups(
-    spec: ModelSpec, layer: int, fmt_of: Callable[[str], WeightFormat]
-) -> list[Group]:
+def layer_groups(spec: ModelSpec, layer: int, fmt_of: Callable[[str], WeightFormat]) -> list[Group]:
     """Return the groups of one layer in program order."""
     shapes = layer_shapes(spec)
     groups = []

@@ -37,9 +37,7 @@ class Mapping:
 
 
 @lru_cache(maxsize=4096)
-def map_group(
-    n_rows: int, n_cols: int, planes: int, array: Array, n_vector_lanes: int
-) -> Mapping:
+def map_group(n_rows: int, n_cols: int, planes: int, array: Array, n_vector_lanes: int) -> Mapping:
     """Choose ``ks``: fewest cycles, then fewest ROM words, then the smallest."""
     n_words = -(-n_cols // array.word_codes)
     best: tuple[tuple[int, int, int], Mapping] | None = None

@@ -125,4 +125,3 @@ def map_memory(
         vector_bytes=vector,
         vector_sram_bytes=target.vector.sram_kib * 1024,
     )
-

@@ -62,7 +62,7 @@ def check_model(spec: ModelSpec, target: Target) -> None:
                 f"{axis} of model {spec.name!r} must be a multiple of 32 on target "
                 f"{target.name!r}, not {length}: activations are quantised in blocks of 32"
             )
-    if max(spec.dim, spec.hidden_dim) > 16384 and spec.has_sub_norms or spec.dim > 16384:
+    if (max(spec.dim, spec.hidden_dim) > 16384 and spec.has_sub_norms) or spec.dim > 16384:
         raise SpecError(
             f"Normalised vectors of model {spec.name!r} must have at most 16384 elements, not "
             f"{max(spec.dim, spec.hidden_dim)}"
@@ -111,8 +111,6 @@ def compile_model(
     RomsimError
         For whatever is wrong with the model, the target, their fit or the output folder.
     """
-    from romsim_compiler.groups import tensor_shapes
-
     options = options or CompileOptions()
     report = progress or (lambda stage, fraction: None)
     spec = checkpoint.spec
@@ -153,10 +151,12 @@ def compile_model(
             save_lora(lora, folder.path / "lora" / name)
         tokenizer = checkpoint.tokenizer()
         if tokenizer is not None:
-            tokenizer.save(folder.path / "tokenizer.json", checkpoint.chat_template)
+            folder.text("tokenizer.json", tokenizer.to_json())
         report("digests", 0.97)
         folder.seal(
-            _manifest(checkpoint, target, numerics, memory, choices, placement, burnt, loras, options)
+            _manifest(
+                checkpoint, target, numerics, memory, choices, placement, burnt, loras, options
+            )
         )
     report("done", 1.0)
     return Description.load(out, verify=False)
@@ -243,9 +243,7 @@ def _manifest(
             "source": asdict(source),
             "notes": list(checkpoint.notes),
             "formats": format_histogram(choices, tensor_shapes(checkpoint.spec)),
-            "choices": {
-                t: c.fmt.name for t, c in sorted(choices.items()) if c.requantised
-            },
+            "choices": {t: c.fmt.name for t, c in sorted(choices.items()) if c.requantised},
         },
         "target": target.to_json(),
         "fitted": options.fitted,
@@ -267,7 +265,7 @@ def _manifest(
         "accuracy": {} if burnt is None else burnt.accuracy,
         "adapters": {name: lora.summary() for name, lora in sorted(loras.items())},
         "n_slots": target.schedule.n_slots,
-        "dies": [{"name": "die0", "groups": [g.name for g, _, _ in placement.entries], "links": []}],
+        "dies": [
+            {"name": "die0", "groups": [g.name for g, _, _ in placement.entries], "links": []}
+        ],
     }
-
-

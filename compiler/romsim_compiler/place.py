@@ -33,9 +33,7 @@ def group_bits(group: Group) -> int:
 def size_groups(groups: Iterable[Group], target: Target) -> list[Mapping]:
     """Return the mapping of each group on the target."""
     array, lanes = target.array, target.vector.n_lanes
-    return [
-        map_group(g.n_rows, g.n_cols, g.fmt.planes(array), array, lanes) for g in groups
-    ]
+    return [map_group(g.n_rows, g.n_cols, g.fmt.planes(array), array, lanes) for g in groups]
 
 
 def place(groups: Sequence[Group], target: Target) -> Placement:
@@ -90,6 +88,4 @@ def check_placement(placement: Placement, target: Target) -> None:
             )
         last, end = group.name, base + mapping.n_words
     if end > target.array.rom_rows:
-        raise CapacityError(
-            f"Group {last!r} must end by word {target.array.rom_rows}, not {end}"
-        )
+        raise CapacityError(f"Group {last!r} must end by word {target.array.rom_rows}, not {end}")

@@ -72,8 +72,7 @@ class Program:
             "kind": self.kind,
             "n_tokens": self.n_tokens,
             "instructions": [
-                {k: v for k, v in asdict(i).items() if v not in ("", ())}
-                for i in self.instructions
+                {k: v for k, v in asdict(i).items() if v not in ("", ())} for i in self.instructions
             ],
         }
 

@@ -29,9 +29,7 @@ def layer_stages(spec: ModelSpec, layer: int, groups: Sequence[Group]) -> list[_
     def linear(operators: set[str]) -> list[_Stage]:
         mine = [g for g in groups if {m.operator for m in g.members} <= operators]
         stages = [_stage("matvec", "L", "V", layer, operand=g.name) for g in mine]
-        name = {"q": "qkv", "o": "o", "gate": "gu", "down": "down"}[
-            mine[0].members[0].operator
-        ]
+        name = {"q": "qkv", "o": "o", "gate": "gu", "down": "down"}[mine[0].members[0].operator]
         return [*stages, _stage("lora", "H", "V", layer, operand=f"L{layer}.{name}")]
 
     def sub_norm(name: str) -> list[_Stage]:
@@ -60,7 +58,9 @@ def layer_stages(spec: ModelSpec, layer: int, groups: Sequence[Group]) -> list[_
 
 def _outer(spec: ModelSpec, groups: Iterable[Group]) -> tuple[list[_Stage], list[_Stage]]:
     names = {g.name for g in groups}
-    source = "embd" if "embd" in names else "head" if spec.tie_embeddings and "head" in names else ""
+    source = (
+        "embd" if "embd" in names else "head" if spec.tie_embeddings and "head" in names else ""
+    )
     first = [
         _stage("embed", "V", "L", -1, operand=source),
         _stage("sincos", "V", "", -1),

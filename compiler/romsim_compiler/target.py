@@ -183,5 +183,3 @@ class Target:
             "latency": Latency,
         }
         return cls(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
-
-

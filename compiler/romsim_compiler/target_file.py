@@ -144,7 +144,8 @@ def parse_target(text: str, file: str) -> Target:
 
 
 def _explain(error: ValidationError, text: str, file: str) -> str:
-    first = error.errors()[0]
+    # A misspelt key is also a missing one: say what was written, not what was meant.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     keys = [str(k) for k in first["loc"]]
     where = f"{file}:{_line_of(text, keys)}"
     dotted = ".".join(keys)

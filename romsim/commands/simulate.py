@@ -27,7 +27,9 @@ __all__ = ["command"]
 @click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-text token.")
 @click.option("--model", help="Model file, for --engine reference.")
 @click.option("--positions", default=None, help="With --engine timing: contexts, e.g. 0,256,1024.")
-@click.option("--trace", type=click.Path(), help="Write a Chrome/Perfetto timeline (.json or .csv).")
+@click.option(
+    "--trace", type=click.Path(), help="Write a Chrome/Perfetto timeline (.json or .csv)."
+)
 @json_option
 def command(
     description: str,
@@ -123,5 +125,3 @@ def _timing(loaded: object, positions: str | None, as_json: bool) -> None:
     say(f"{'context':>8} {'cycles':>10} {'tokens/s':>10}")
     for row in rows:
         say(f"{row['context']:>8} {row['cycles']:>10} {row['tokens_per_s']:>10,.0f}")
-
-
