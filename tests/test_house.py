@@ -176,7 +176,7 @@ def test_everything_imported_is_declared() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = project["dependencies"] + [line for group in extras.values() for line in group]
-    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    declared: set[str] = {canonicalize_name(Requirement(line).name) for line in lines}
     declared.add("llvmlite")  # numba's other half, of the one version that numba asks for
     distributions = metadata.packages_distributions()
     undeclared = []
