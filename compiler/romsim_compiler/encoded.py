@@ -50,7 +50,7 @@ class RowSource(Protocol):
         """Significand ``M`` of the whole-matrix scale; 1 where scales stand in the words."""
 
     @property
-    def multiplier_exp(self) -> int:
+    def exponent(self) -> int:
         """Exponent ``E`` of the whole-matrix scale; 0 where scales stand in the words."""
 
     @property
@@ -66,7 +66,7 @@ class RomTensor:
     """A matrix in ROM form.
 
     A weight is ``scale * (code - fmt.offset) + minimum`` with the scale and minimum of its group,
-    or ``multiplier * 2**multiplier_exp * (code - fmt.offset)`` where one scale serves the whole
+    or ``multiplier * 2**exponent * (code - fmt.offset)`` where one scale serves the whole
     matrix. Ternary codes 0, 1, 2 stand for 0, +1, -1.
 
     Parameters
@@ -81,7 +81,7 @@ class RomTensor:
         uint16 [n_rows, n_groups], raw fp16 words; [n_rows, 0] with a whole-matrix scale.
     minimum_bits
         As ``scale_bits``, or ``None`` where the format has no minimum.
-    multiplier, multiplier_exp
+    multiplier, exponent
         Whole-matrix scale ``M``, below 2^24, and its exponent ``E``.
     error
         Root of the summed squared error over the summed squared weights; ``None`` where codes are
@@ -99,7 +99,7 @@ class RomTensor:
     scale_bits: NDArray[np.uint16]
     minimum_bits: NDArray[np.uint16] | None = None
     multiplier: int = 1
-    multiplier_exp: int = 0
+    exponent: int = 0
     error: float | None = None
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class RomTensor:
         """Return the weights, float64 [n_rows, n_cols], exact."""
         values = self.values().astype(np.float64)
         if not self.fmt.group:
-            return values * math.ldexp(self.multiplier, self.multiplier_exp)
+            return values * math.ldexp(self.multiplier, self.exponent)
         grouped = values.reshape(self.n_rows, self.n_groups, self.fmt.group)
         grouped *= self.scale_bits.view(np.float16).astype(np.float64)[:, :, None]
         if self.minimum_bits is not None:
@@ -199,7 +199,7 @@ class RomTensor:
             scale_bits=self.scale_bits[first:last],
             minimum_bits=None if self.minimum_bits is None else self.minimum_bits[first:last],
             multiplier=self.multiplier,
-            multiplier_exp=self.multiplier_exp,
+            exponent=self.exponent,
             error=self.error,
         )
 

@@ -93,7 +93,7 @@ class _ShippedRows:
     """A large matrix of a file, as shipped, read at each use."""
 
     multiplier = 1
-    multiplier_exp = 0
+    exponent = 0
     error = None
 
     def __init__(self, checkpoint: Checkpoint, name: str, fmt: WeightFormat) -> None:
@@ -118,9 +118,7 @@ class _FloatRows:
         self.error: float | None = None
         self._checkpoint = checkpoint
         is_ternary = fmt.kind == "ternary"
-        self.multiplier, self.multiplier_exp = (
-            _absmean(name, self._blocks()) if is_ternary else (1, 0)
-        )
+        self.multiplier, self.exponent = _absmean(name, self._blocks()) if is_ternary else (1, 0)
         sums = [self._quantize(first, values)[1] for first, values in self._numbered_blocks()]
         self.error = _relative(sums)
 
@@ -130,7 +128,7 @@ class _FloatRows:
     def _quantize(
         self, first: int, values: NDArray[np.float32]
     ) -> tuple[RomTensor, NDArray[np.float64]]:
-        scale = (self.multiplier, self.multiplier_exp)
+        scale = (self.multiplier, self.exponent)
         return _quantize_rows(self.name, values, self.fmt, scale, first)
 
     def _read(self, first: int, last: int) -> NDArray[np.float32]:
@@ -187,7 +185,7 @@ def _with_error(tensor: RomTensor, error: float | None) -> RomTensor:
         scale_bits=tensor.scale_bits,
         minimum_bits=tensor.minimum_bits,
         multiplier=tensor.multiplier,
-        multiplier_exp=tensor.multiplier_exp,
+        exponent=tensor.exponent,
         error=error,
     )
 
@@ -256,7 +254,7 @@ def _quantize_rows(
             codes=codes,
             scale_bits=np.empty((n_rows, 0), dtype=np.uint16),
             multiplier=whole_scale[0],
-            multiplier_exp=whole_scale[1],
+            exponent=whole_scale[1],
         )
         return tensor, sums
     bounds = np.empty((2, n_rows, n_cols // fmt.group), dtype=np.float32)

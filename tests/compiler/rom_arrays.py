@@ -73,5 +73,5 @@ def random_tensor(
         scale_bits=random_words(rng, (n_rows, n_groups)),
         minimum_bits=random_words(rng, (n_rows, n_groups)) if fmt.has_minimum else None,
         multiplier=1 if fmt.group else int(rng.integers(1 << 23, 1 << 24)),
-        multiplier_exp=0 if fmt.group else -30,
+        exponent=0 if fmt.group else -30,
     )

@@ -80,7 +80,7 @@ def test_ternary_codes_stand_for_zero_plus_and_minus() -> None:
         tensor,
         codes=np.array([[0, 1, 2]], dtype=np.uint8),
         multiplier=3,
-        multiplier_exp=-2,
+        exponent=-2,
     )
     assert tensor.values().tolist() == [[0, 1, -1]]
     assert tensor.dequantize().tolist() == [[0.0, 0.75, -0.75]]

@@ -84,7 +84,7 @@ def test_ternary_scale_is_the_truncated_mean_magnitude(n_rows: int, n_cols: int,
     total = sum((abs(Fraction(float(w))) for w in values.reshape(-1)), Fraction(0))
     mean = Fraction(math.fsum(np.abs(values.astype(np.float64)).sum(axis=1))) / values.size
     assert abs(mean - total / values.size) <= total * Fraction(1, 2**50)
-    scale = Fraction(math.ldexp(tensor.multiplier, tensor.multiplier_exp))
+    scale = Fraction(math.ldexp(tensor.multiplier, tensor.exponent))
     if total == 0:
         assert tensor.multiplier == 0
         assert not tensor.codes.any()
@@ -210,9 +210,9 @@ def test_a_streamed_matrix_equals_a_whole_one(name: str, monkeypatch: pytest.Mon
     streamed = open_tensor(checkpoint, "token_embd.weight", fmt)
     assert not isinstance(streamed, RomTensor)
     assert streamed.error == whole.error
-    assert (streamed.multiplier, streamed.multiplier_exp) == (
+    assert (streamed.multiplier, streamed.exponent) == (
         whole.multiplier,
-        whole.multiplier_exp,
+        whole.exponent,
     )
     assert choose_grid([streamed]) == choose_grid([whole])
     part = streamed.rows(100, 205)
