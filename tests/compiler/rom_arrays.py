@@ -7,7 +7,17 @@ import numpy as np
 from romsim_compiler.encoded import RomTensor
 from romsim_compiler.formats import SHIPPED_FORMATS, WeightFormat, parse_format
 from romsim_compiler.mapping import Mapping
-from romsim_compiler.target import Array
+from romsim_compiler.target import (
+    Array,
+    Attention,
+    Embedding,
+    Formats,
+    Network,
+    Schedule,
+    Target,
+    VectorUnit,
+)
+from romsim_models.spec import ModelSpec
 
 
 def make_array(
@@ -75,3 +85,32 @@ def random_tensor(
         multiplier=1 if fmt.group else int(rng.integers(1 << 23, 1 << 24)),
         exponent=0 if fmt.group else -30,
     )
+
+
+def make_target(
+    *, n_tiles: int = 2, word_elems: int = 32, sram_kib: int = 256, array: Array | None = None
+) -> Target:
+    return Target(
+        name="test",
+        summary="for tests",
+        executable=True,
+        technology="none",
+        clock_mhz=100.0,
+        array=array or make_array(n_tiles=n_tiles),
+        vector=VectorUnit(n_lanes=32, sram_kib=64),
+        attention=Attention(
+            sram_kib=sram_kib, word_elems=word_elems, heads_parallel=1, attn_block=32
+        ),
+        formats=Formats(activation="mxint8", kv="mxint8", lora="mxint8"),
+        network=Network(broadcast_cycles=1, collect_cycles=1),
+        schedule=Schedule(n_inflight=1),
+        embedding=Embedding(input="rom", head="rom"),
+    )
+
+
+def make_spec(*, n_layers: int = 1, dim: int = 64, hidden_dim: int = 96) -> ModelSpec:
+    return ModelSpec(
+        name="tiny", arch="llama", dim=dim, n_layers=n_layers, n_heads=2, n_kv_heads=1,
+        head_dim=32, hidden_dim=hidden_dim, vocab_size=300, norm_eps=1e-5, rope_theta=10000.0,
+        max_seq_len=64, tie_embeddings=True,
+    )  # fmt: skip
