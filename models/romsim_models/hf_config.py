@@ -196,7 +196,11 @@ def _rope(
         rope_scaling = _llama3(inner, where)
     elif kind == "linear":
         factor = inner.required("factor")
-        factors = (factor,) * (head_dim // 2 if isinstance(head_dim, int) else 0)
+        if not isinstance(factor, int | float) or not factor > 0:
+            raise FormatError(
+                f"{where}: key {inner.full('factor')!r} must be a positive number, not {factor!r}"
+            )
+        factors = (float(factor),) * (head_dim // 2 if isinstance(head_dim, int) else 0)
     elif kind != "default":
         raise FormatError(
             f"{where}: key {inner.full('rope_type')!r} must be 'default', 'linear' or 'llama3', "

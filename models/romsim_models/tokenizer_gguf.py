@@ -101,16 +101,22 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str, vocab_size: 
             "types"
         )
     split, ignore_merges, adds_bos = _PRE_TOKENIZERS[pre]
-    backend = byte_level_bpe(
-        tokens=tokens,
-        merges=[_merge(text, where) for text in metadata["tokenizer.ggml.merges"]],
-        split=split(),
-        special=[token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL],
-        verbatim=[
-            token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED
-        ],
-        ignore_merges=ignore_merges,
-    )
+    by_type = list(zip(tokens, types, strict=True))
+    merges = [_merge(text, where) for text in metadata["tokenizer.ggml.merges"]]
+    try:
+        backend = byte_level_bpe(
+            tokens=tokens,
+            merges=merges,
+            split=split(),
+            special=[token for token, kind in by_type if kind == _CONTROL],
+            verbatim=[token for token, kind in by_type if kind == _USER_DEFINED],
+            ignore_merges=ignore_merges,
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise FormatError(
+            f"{where}: tokenizer must be a byte-level BPE that fits together, not refused by the "
+            f"tokenizers library: {error}; the file is corrupt"
+        ) from error
     special_tokens = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")

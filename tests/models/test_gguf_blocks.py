@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from romsim_models.encoded import EncodedTensor
+from romsim_models.encoded import EncodedTensor, Tensor
 from romsim_models.errors import FormatError
 from romsim_models.gguf_blocks import GGML_TYPE_NAMES, block_of_type, supported_types
 from tests.models.gguf_files import BF16, BLOCKS, F16, F32, Q4_0, Q4_1, Q8_0, random_tensor
@@ -16,7 +16,7 @@ TYPES = {F32: "f32", F16: "f16", BF16: "bf16", Q4_0: "q4_0", Q4_1: "q4_1", Q8_0:
 
 def decoded(
     type_id: int, shape: tuple[int, int], seed: int = 0
-) -> tuple[EncodedTensor | FloatTensor, NDArray[np.uint8]]:
+) -> tuple[Tensor, NDArray[np.uint8]]:
     written = random_tensor(shape, type_id, np.random.RandomState(seed))
     raw = np.frombuffer(written.raw, dtype=np.uint8)
     return block_of_type(type_id, tensor="w", path="f").decode("w", raw, shape), raw
