@@ -7,18 +7,19 @@ are sized by what the target's vector SRAM can serve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from romsim.area_parts import Part, Parts, default_zero_bits, join, parts_of
+from romsim.area_parts import Part, Parts, default_zero_bits, parts_of
 from romsim_compiler.target import MX_BLOCK, Target
-from romsim_compiler.technology import Range, Technology, sum_ranges
+from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 
-__all__ = ["AreaReport", "AreaRow", "chip_area_mm2", "estimate_area"]
+__all__ = ["AreaReport", "AreaRow", "Item", "chip_area_mm2", "estimate_area"]
 
 _MAX_INNER = 16384  # docs/numerics.md, section 5: the longest vector that a norm takes
 _INSTRUCTION_BITS = 64
@@ -42,18 +43,46 @@ class AreaRow:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Item = tuple[str, str, int, Part]
+"""Unit, component, count, and one of it."""
+
+
+@dataclass(frozen=True)
 class AreaReport:
-    """The components of one chip."""
+    """The components of one chip.
+
+    Parameters
+    ----------
+    target, technology
+        Names.
+    items
+        What the rows are made from: a sweep that only wants totals makes no rows.
+    """
 
     target: str
     technology: str
-    rows: tuple[AreaRow, ...]
+    items: tuple[Item, ...]
 
-    @property
+    @cached_property
+    def rows(self) -> tuple[AreaRow, ...]:
+        """The components, in order of the units."""
+        return tuple(
+            AreaRow(
+                unit=unit,
+                component=component,
+                count=count,
+                area_um2=part.area * count,
+                formula=part.formula,
+                source=part.source,
+                grade=part.grade,
+            )
+            for unit, component, count, part in self.items
+        )
+
+    @cached_property
     def total_um2(self) -> Range:
         """Area of the die: the sum of all rows."""
-        return sum_ranges([row.area_um2 for row in self.rows])
+        return _total(self.items)
 
     @property
     def total_mm2(self) -> Range:
@@ -62,10 +91,17 @@ class AreaReport:
 
     def by_unit(self) -> dict[str, Range]:
         """Return the area of each unit in um2, in the order of the rows."""
-        units: dict[str, list[Range]] = {}
-        for row in self.rows:
-            units.setdefault(row.unit, []).append(row.area_um2)
-        return {unit: sum_ranges(areas) for unit, areas in units.items()}
+        units: dict[str, list[Item]] = {}
+        for item in self.items:
+            units.setdefault(item[0], []).append(item)
+        return {unit: _total(items) for unit, items in units.items()}
+
+    def by_kind(self) -> dict[str, Range]:
+        """Return the area of ROM, SRAM and logic in um2: what leaks alike."""
+        kinds: dict[str, list[Item]] = {"rom": [], "sram": [], "logic": []}
+        for item in self.items:
+            kinds[item[3].kind].append(item)
+        return {kind: _total(items) for kind, items in kinds.items()}
 
     def component(self, unit: str, component: str) -> AreaRow:
         """Return one row.
@@ -92,6 +128,14 @@ class AreaReport:
         }
 
 
+def _total(items: Iterable[Item]) -> Range:
+    low = mid = high = 0.0
+    for _, _, count, part in items:
+        area = part.area
+        low, mid, high = low + area.low * count, mid + area.mid * count, high + area.high * count
+    return Range(low, mid, high)
+
+
 @dataclass(frozen=True, slots=True)
 class _Widths:
     """Vector lengths that buffers must hold, in elements."""
@@ -116,27 +160,17 @@ class _Widths:
 
 
 class _Builder:
-    """Collects rows; a component that was synthesised takes its measured area instead."""
+    """Collects items; a component that was synthesised takes its measured area instead."""
 
     def __init__(self, synthesised: Mapping[tuple[str, str], Part]) -> None:
-        self.rows: list[AreaRow] = []
+        self.items: list[Item] = []
         self._synthesised = synthesised
 
-    def add(self, unit: str, component: str, count: int, part: Part | None) -> None:
-        part = self._synthesised.get((unit, component), part)
-        if part is None or count == 0:
-            return
-        self.rows.append(
-            AreaRow(
-                unit=unit,
-                component=component,
-                count=count,
-                area_um2=part.area * count,
-                formula=part.formula,
-                source=part.source,
-                grade=part.grade,
-            )
-        )
+    def add(self, unit: str, component: str, count: int, part: Part) -> None:
+        if self._synthesised:
+            part = self._synthesised.get((unit, component), part)
+        if count:
+            self.items.append((unit, component, count, part))
 
 
 def estimate_area(
@@ -192,8 +226,8 @@ def estimate_area(
     build.add("sequencer", "program ROM", 1, program)
     build.add("sequencer", "control", 1, parts.gates(_CONTROL_GATES))
     build.add("sequencer", "slot state", target.schedule.n_slots, parts.flops(128))
-    build.add("periphery", "host port, clock, pads", 1, _periphery(build.rows, tech))
-    return AreaReport(target=target.name, technology=tech.name, rows=tuple(build.rows))
+    build.add("periphery", "host port, clock, pads", 1, _periphery(build.items, tech))
+    return AreaReport(target=target.name, technology=tech.name, items=tuple(build.items))
 
 
 def chip_area_mm2(target: Target, spec: ModelSpec | None = None) -> float:
@@ -247,9 +281,8 @@ def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> 
     build.add("H-units", "query buffer", tiles, parts.sram(-(-widths.heads // 32), 32 * 8 + 8))
     local = -(-att.attn_block // tiles)
     build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
-    table = parts.rom(257, 21, style="logic", zero_bits=0.487)
-    exponential = join([table, parts.multiplier(21, 8), parts.shifter(32, 31), parts.flops(64)])
-    build.add("H-units", "exponentials", tiles * att.heads_parallel, exponential)
+    n_units = tiles * att.heads_parallel
+    build.add("H-units", "exponentials", n_units, parts.exponential())
     build.add("H-units", "value sums", n_lanes, parts.accumulator(64))
     build.add("H-units", "sum buffer", tiles, parts.sram(-(-widths.heads // 16), 16 * 64))
 
@@ -259,24 +292,12 @@ def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:
     bits = 32 * vector.n_lanes
     depth = max(1, vector.sram_kib * 8192 // bits)
     build.add("vector unit", "activation SRAM", 1, parts.sram(depth, bits))
-    # Squares and products of 32 bits, a wide shifter with rounding, saturation and its registers.
-    lane = join([parts.multiplier(32, 32), parts.shifter(64, 63), parts.accumulator(64)])
-    build.add("vector unit", "lanes", vector.n_lanes, lane)
-    build.add("vector unit", "lane registers", vector.n_lanes, parts.flops(4 * 32))
+    build.add("vector unit", "lanes", vector.n_lanes, parts.vector_lane())
     build.add("vector unit", "MXINT8 quantisers", vector.n_lanes, parts.shifter(32, 25))
-    table = parts.rom(1025, 21, style="logic", zero_bits=0.487)
-    build.add(
-        "vector unit", "function tables", vector.n_lanes, join([table, parts.multiplier(21, 22)])
-    )
-    build.add(
-        "vector unit", "sum tree", max(1, vector.n_lanes - 1), parts.cells(
-            64 * parts.technology.cell_um2["FAx1"], "64 FA"
-        ),
-    )  # fmt: skip
-    iterate = join([parts.multiplier(32, 32), parts.multiplier(32, 32), parts.flops(256)])
-    build.add("vector unit", "reciprocal and root", 1, iterate)
-    phase = join([parts.multiplier(32, 17), parts.multiplier(22, 21)])
-    build.add("vector unit", "rotary phases", max(1, vector.n_lanes // 32), phase)
+    build.add("vector unit", "activation functions", vector.n_lanes, parts.activation())
+    build.add("vector unit", "sum tree", vector.n_lanes - 1, parts.full_adders(64))
+    build.add("vector unit", "reciprocal and root", 1, parts.newton())
+    build.add("vector unit", "rotary phases", max(1, vector.n_lanes // 32), parts.rotary())
 
 
 def _network(build: _Builder, parts: Parts, target: Target) -> None:
@@ -287,15 +308,13 @@ def _network(build: _Builder, parts: Parts, target: Target) -> None:
     build.add("network", "broadcast registers", tiles + stages, parts.flops(beat))
     row_bits = min(target.array.n_cells, lanes) * 64
     build.add("network", "collect registers", tiles, parts.flops(row_bits))
-    mux = parts.technology.cell_um2["AO22x1"]
-    merge = parts.cells(row_bits * mux, f"{row_bits} bits x {mux:.4g} um2 (AO22)")
-    build.add("network", "collect multiplexers", tiles, merge)
+    build.add("network", "collect multiplexers", tiles, parts.multiplexers(row_bits))
     trunk = parts.flops(lanes * 64)
     build.add("network", "collect trunk", max(1, target.network.collect_cycles), trunk)
 
 
-def _periphery(rows: list[AreaRow], tech: Technology) -> Part:
-    total = sum_ranges([row.area_um2 for row in rows])
+def _periphery(items: list[Item], tech: Technology) -> Part:
+    total = _total(items)
     fact = tech["logic.periphery_fraction"]
     return Part(
         total.times(fact.range),

@@ -23,6 +23,7 @@ _FIXED_SHIFT_BITS = 25  # MXINT8 shifts are 0 … 25
 _SIGNIFICAND_BITS = 11  # of a binary16 scale
 _GRID_BITS = 64  # accumulators and grid shifters
 _MAX_REMEMBERED = 8192
+_TABLE_ZERO_BITS = 0.487
 
 
 def default_zero_bits(target: Target) -> float:
@@ -38,6 +39,7 @@ class Part:
     formula: str
     source: str
     grade: str
+    kind: str = "logic"  # or "rom", "sram": what it leaks
 
 
 def _remembered(
@@ -177,6 +179,7 @@ class Parts:
             f"SRAM {words} x {bits} b at {words * bits / macro.mid:.4g} Mbit/mm2",
             model.instances[0].source,
             model.grade,
+            "sram",
         )
 
     @_remembered
@@ -190,6 +193,7 @@ class Parts:
                 f"ROM macro {words} x {bits} b at {words * bits / macro.mid:.4g} Mbit/mm2",
                 model.instances[0].source,
                 model.grade,
+                "rom",
             )
         table = self.technology.logic_rom["shared"]
         per_bit = table.area_per_bit(zero_bits)
@@ -203,6 +207,7 @@ class Parts:
             f"{banks - 1} x {bits} OR2 / utilisation {self._utilisation.mid:g}",
             table.source,
             max(table.grade, self._utilisation.grade, key=GRADES.index),
+            "rom",
         )
 
     @_remembered
@@ -220,6 +225,44 @@ class Parts:
             parts.append(self.multiplier(sums, array.zero_bits))
         parts.append(self.accumulator(_GRID_BITS))
         return join(parts)
+
+    @_remembered
+    def full_adders(self, n_bits: int) -> Part:
+        """Return an adder without register."""
+        return self.cells(n_bits * self._adder, f"{n_bits} bits x {self._adder:.4g} um2 (FA)")
+
+    @_remembered
+    def multiplexers(self, n_bits: int) -> Part:
+        """Return two-input multiplexers."""
+        return self.cells(n_bits * self._mux, f"{n_bits} bits x {self._mux:.4g} um2 (AO22)")
+
+    @_remembered
+    def exponential(self) -> Part:
+        """Return one unit for 2^-d: table, interpolation, shift, registers."""
+        table = self.rom(257, 21, style="logic", zero_bits=_TABLE_ZERO_BITS)
+        return join([table, self.multiplier(21, 8), self.shifter(32, 31), self.flops(64)])
+
+    @_remembered
+    def vector_lane(self) -> Part:
+        """Return one lane of the vector unit: product, wide shift with rounding, sum, registers."""
+        parts = [self.multiplier(32, 32), self.shifter(64, 63), self.accumulator(64)]
+        return join([*parts, self.flops(4 * 32)])
+
+    @_remembered
+    def activation(self) -> Part:
+        """Return one unit for the activation function: table and interpolation."""
+        table = self.rom(1025, 21, style="logic", zero_bits=_TABLE_ZERO_BITS)
+        return join([table, self.multiplier(21, 22)])
+
+    @_remembered
+    def newton(self) -> Part:
+        """Return the unit that iterates reciprocals and square roots."""
+        return join([self.multiplier(32, 32), self.multiplier(32, 32), self.flops(256)])
+
+    @_remembered
+    def rotary(self) -> Part:
+        """Return one unit for the sine and cosine of a pair."""
+        return join([self.multiplier(32, 17), self.multiplier(22, 21)])
 
 
 @lru_cache(maxsize=64)

@@ -211,7 +211,7 @@ class DesignPoint:
         """Return the duration of one instruction other than ``attn``."""
         if instruction.op == "lora":
             stem = instruction.operand.partition(".")[2]
-            n_rows, n_cols = _lora_shape(self.spec, stem)
+            n_rows, n_cols = self.lora_shape(stem)
             return lora_cycles(n_rows, n_cols, ranks.get(stem, (0,)), target=self.target)
         return fixed_cycles(
             instruction,
@@ -219,6 +219,17 @@ class DesignPoint:
             target=self.target,
             mapping_of=self.mappings.__getitem__,
         )
+
+    def lora_shape(self, stem: str) -> tuple[int, int]:
+        """Return rows and columns of the matrices that an adapter's ``qkv``, ``o`` … extend."""
+        spec = self.spec
+        heads, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        return {
+            "qkv": (heads + 2 * kv, spec.dim),
+            "o": (spec.dim, heads),
+            "gu": (2 * spec.hidden_dim, spec.dim),
+            "down": (spec.dim, spec.hidden_dim),
+        }[stem]
 
     def decode_cycles(self, positions: Sequence[int], *, rank: int = 0) -> list[int]:
         """Return the cycles of a decoded token at each position (0 = the first).
@@ -292,16 +303,6 @@ class DesignPoint:
 
 def _shape(groups: list[Group]) -> tuple[tuple[int, int, WeightFormat], ...]:
     return tuple((g.n_rows, g.n_cols, g.fmt) for g in groups)
-
-
-def _lora_shape(spec: ModelSpec, stem: str) -> tuple[int, int]:
-    heads, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    return {
-        "qkv": (heads + 2 * kv, spec.dim),
-        "o": (spec.dim, heads),
-        "gu": (2 * spec.hidden_dim, spec.dim),
-        "down": (spec.dim, spec.hidden_dim),
-    }[stem]
 
 
 @lru_cache(maxsize=256)
