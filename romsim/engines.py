@@ -122,14 +122,16 @@ def open_source(description: Description, model: str | None) -> Checkpoint:
     from romsim_models.registry import named_models, open_model
 
     source = description.manifest["model"]["source"]
-    name = description.spec.name
     if model is None:
-        if name not in named_models():
+        known = {m.file.sha256: n for n, m in named_models().items() if m.file is not None}
+        model = known.get(source["sha256"])
+        if model is None and source["name"] in named_models():
+            model = source["name"]
+        if model is None:
             raise SpecError(
                 f"The model file of {description.path} must be given, since {source['name']!r} is "
                 f"no built-in model: add --model FILE"
             )
-        model = name
     checkpoint = open_model(model)
     if checkpoint.source.sha256 != source["sha256"]:
         raise SpecError(

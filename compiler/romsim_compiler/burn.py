@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from romsim_compiler.choices import FormatChoice
-from romsim_compiler.encoded import RomTensor, from_encoded
+from romsim_compiler.encoded import RowSource
 from romsim_compiler.gains import GainVector, gain_vector
 from romsim_compiler.grid import choose_grid
 from romsim_compiler.groups import Group
@@ -18,19 +18,19 @@ from romsim_compiler.mapping import Mapping
 from romsim_compiler.numerics import Numerics
 from romsim_compiler.place import Placement
 from romsim_compiler.program import PlacedGroup
-from romsim_compiler.quantize import quantize_tensor
+from romsim_compiler.quantize import open_tensor
 from romsim_compiler.rom_image import iter_packed
 from romsim_compiler.rope import phase_increments, query_scale
 from romsim_compiler.target import Target
 from romsim_models.checkpoint import Checkpoint
-from romsim_models.encoded import EncodedTensor, FloatTensor
+from romsim_models.encoded import FloatTensor
 from romsim_models.errors import FormatError
 from romsim_models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BurntModel", "burn", "read_rom_tensor"]
+__all__ = ["BurntModel", "burn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +42,6 @@ class BurntModel:
     phase_increments: NDArray[np.uint32]
     query_scale: int
     accuracy: dict[str, Any]
-
-
-def read_rom_tensor(checkpoint: Checkpoint, choice: FormatChoice) -> RomTensor:
-    """Return a matrix in ROM form: as shipped, or quantised as chosen.
-
-    Raises
-    ------
-    FormatError
-        If the tensor is not what its choice says.
-    """
-    tensor = checkpoint.read(choice.tensor)
-    if isinstance(tensor, EncodedTensor) and not choice.requantised:
-        return from_encoded(tensor)
-    values = tensor.dequantize() if isinstance(tensor, EncodedTensor) else tensor.values
-    return quantize_tensor(choice.tensor, values, choice.fmt)
 
 
 def norm_names(spec: ModelSpec) -> list[str]:
@@ -93,8 +78,10 @@ def burn(
     with (folder / "rom.bin").open("wb") as file:
         for group, mapping, base in placement.entries:
             report(f"burning {group.name}", 0.95 * done / total)
-            tensors = [read_rom_tensor(checkpoint, choices[m.tensor]) for m in group.members]
-            errors |= {t.name: t.error for t in tensors if choices[t.name].requantised}
+            tensors = [
+                open_tensor(checkpoint, m.tensor, choices[m.tensor].fmt) for m in group.members
+            ]
+            errors |= {t.name: t.error for t in tensors if t.error is not None}
             entry, bits, n_rounded = _place(group, mapping, base, tensors, gains, spec, numerics)
             placed.append(entry)
             widest = max(widest, bits)
@@ -136,7 +123,7 @@ def _place(
     group: Group,
     mapping: Mapping,
     base: int,
-    tensors: list[RomTensor],
+    tensors: list[RowSource],
     gains: dict[str, GainVector],
     spec: ModelSpec,
     numerics: Numerics,

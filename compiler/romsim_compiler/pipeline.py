@@ -20,7 +20,7 @@ from romsim_compiler.place import Placement, check_placement, place
 from romsim_compiler.program import PlacedGroup
 from romsim_compiler.schedule import build_decode, build_prefill
 from romsim_compiler.store import replace_folder
-from romsim_compiler.tables import TABLES
+from romsim_compiler.tables import tables
 from romsim_compiler.target import Target
 from romsim_compiler.target_file import write_target
 from romsim_models.checkpoint import Checkpoint
@@ -146,7 +146,7 @@ def compile_model(
         folder.text("target.toml", write_target(target))
         folder.json("placement.json", _placement_json(placement, placed, burnt, spec))
         folder.json("program.json", _programs(spec, groups, target))
-        folder.json("tables.json", {k: [int(x) for x in v] for k, v in TABLES().items()})
+        folder.json("tables.json", {k: [int(x) for x in v] for k, v in tables().items()})
         for name, lora in loras.items():
             save_lora(lora, folder.path / "lora" / name)
         tokenizer = checkpoint.tokenizer()
