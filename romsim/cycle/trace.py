@@ -1,0 +1,248 @@
+"""Writes into SRAM, word by word, as docs/machine.md places them.
+
+The page says which instruction writes which words, and between which cycles; in which cycle of an
+instruction a word is written is the business of :data:`BeatTimes`, a function that whoever compares
+with hardware supplies. Without one, a write has the bounds of its instruction and no cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from romsim.cycle.weights import BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.datapath import Datapath, Flight
+    from romsim_compiler.program import Instruction
+
+__all__ = ["ALL_TILES", "BeatTimes", "SramWrite", "Tracer", "kv_address"]
+
+ALL_TILES = -1
+"""Tile number of a word that is written into every tile, or into the vector unit."""
+
+BeatTimes = Callable[["Instruction", str, int, int], "int | None"]
+"""Cycle of a word's write, counted from the issue of its instruction: called with the instruction,
+the memory, the word's number among those that the instruction writes there, and their count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SramWrite:
+    """One word written.
+
+    Parameters
+    ----------
+    unit
+        ``V`` for the vector unit's buffers, ``H`` and ``L`` for tiles.
+    memory
+        ``X``, ``Y``, ``D``, ``O`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and ``V``
+        (one tile).
+    tile
+        Tile of the word, or ``ALL_TILES``.
+    address
+        Word address. X, D and Y after an operator of the vector unit: number of the beat of
+        ``n_lanes`` elements. Y after a ``matvec``: first row of the beat. O and Q: head. XB: block.
+        K, V: as the page has it.
+    data
+        int64: elements; XB: codes, shift, sum of codes; Q, K, V: codes, then the shifts; O: the
+        weight, then the sums.
+    token
+        In-flight index, which selects the buffer.
+    beat
+        Number of the word among those that its instruction writes into this memory.
+    issue, idle
+        Cycles of the instruction, from the start of the program.
+    cycle
+        Cycle of the write from the start of the program, or ``None`` where no beat times are given.
+    """
+
+    unit: str
+    memory: str
+    tile: int
+    address: int
+    data: NDArray[np.int64]
+    token: int
+    beat: int
+    issue: int
+    idle: int
+    cycle: int | None
+
+
+_Word = tuple[str, str, int, int, "NDArray[Any]"]  # unit, memory, tile, address, data
+
+
+def kv_address(
+    *,
+    layer: int,
+    head: int,
+    token: int,
+    word: int,
+    n_kv_heads: int,
+    context: int,
+    n_tiles: int,
+    words_per_head: int,
+    slot: int,
+    n_layers: int,
+) -> tuple[int, int]:
+    """Return (tile, word address) of a KV word (docs/machine.md, section 3).
+
+    Slots follow one another, each as large as one sequence's cache.
+    """
+    per_head = -(-context // n_tiles)
+    row = ((slot * n_layers + layer) * n_kv_heads + head) * per_head + token // n_tiles
+    return token % n_tiles, row * words_per_head + word
+
+
+class Tracer:
+    """Reads what an executed instruction has left in the buffers and reports it as words.
+
+    Parameters
+    ----------
+    description
+        The compiled chip.
+    report
+        Called with every word, in the order of addresses inside an instruction.
+    beat_times
+        See :data:`BeatTimes`.
+    """
+
+    def __init__(
+        self,
+        description: CompiledChip,
+        report: Callable[[SramWrite], None],
+        beat_times: BeatTimes | None = None,
+    ) -> None:
+        self._spec = description.spec
+        self._target = description.target
+        self._context = description.context
+        self._groups = description.groups
+        self._report = report
+        self._beat_times = beat_times
+
+    def after(
+        self,
+        instruction: Instruction,
+        flight: Flight,
+        datapath: Datapath,
+        slot: int,
+        issue: int,
+        idle: int,
+    ) -> None:
+        """Report the words that an instruction wrote."""
+        words = list(self._words(instruction, flight, datapath, slot))
+        totals: dict[str, int] = {}
+        for _, memory, _, _, _ in words:
+            totals[memory] = totals.get(memory, 0) + 1
+        seen: dict[str, int] = {}
+        for unit, memory, tile, address, data in words:
+            beat = seen.get(memory, 0)
+            seen[memory] = beat + 1
+            offset = None
+            if self._beat_times is not None:
+                offset = self._beat_times(instruction, memory, beat, totals[memory])
+            self._report(
+                SramWrite(
+                    unit=unit,
+                    memory=memory,
+                    tile=tile,
+                    address=address,
+                    data=np.array(data, dtype=np.int64),
+                    token=instruction.token,
+                    beat=beat,
+                    issue=issue,
+                    idle=idle,
+                    cycle=None if offset is None else issue + offset,
+                )
+            )
+
+    def _words(
+        self, instruction: Instruction, flight: Flight, datapath: Datapath, slot: int
+    ) -> Iterator[_Word]:
+        buffers, spec = flight.buffers, self._spec
+        match instruction.op:
+            case "embed" | "resid":
+                yield from self._beats("X", buffers.x)
+            case "matvec":
+                yield from self._matvec(instruction, flight, datapath)
+            case "lora" if buffers.has_delta:
+                n_rows = {
+                    "qkv": spec.q_dim + 2 * spec.kv_dim,
+                    "gu": 2 * spec.hidden_dim,
+                }.get(instruction.operand.rpartition(".")[2], spec.dim)
+                yield from self._beats("D", buffers.delta[:n_rows])
+            case "rope":
+                for head in range(spec.n_heads):
+                    word = np.concatenate((buffers.q_codes[head], buffers.q_shifts[head]))
+                    yield "H", "Q", ALL_TILES, head, word
+                yield from self._kv(instruction, flight, slot)
+            case "attn":
+                for head in range(spec.n_heads):
+                    word = np.append(
+                        buffers.weights[head, 0], buffers.sums[head, 0, : spec.head_dim]
+                    )
+                    yield "V", "O", ALL_TILES, head, word
+            case "norm" | "attn_out" | "glu":
+                n = {"attn_out": spec.q_dim, "glu": spec.hidden_dim}.get(instruction.op)
+                if n is None:
+                    n = datapath.norm_length(instruction.operand)
+                if instruction.target == "Y":
+                    yield from self._beats("Y", buffers.y[:n])
+                else:
+                    vector = buffers.matrix_input(n)
+                    for block, shift in enumerate(vector.shifts):
+                        codes = vector.codes[block * BLOCK : min((block + 1) * BLOCK, n)]
+                        word = np.append(codes, (shift, vector.sums[block]))
+                        yield "L", "XB", ALL_TILES, block, word
+
+    def _beats(self, memory: str, values: NDArray[np.int32]) -> Iterator[_Word]:
+        lanes = self._target.vector.n_lanes
+        for beat, first in enumerate(range(0, len(values), lanes)):
+            yield "V", memory, ALL_TILES, beat, values[first : first + lanes]
+
+    def _matvec(
+        self, instruction: Instruction, flight: Flight, datapath: Datapath
+    ) -> Iterator[_Word]:
+        """Rows as they are collected: step by step, ``n_lanes`` rows in a beat."""
+        mapping = self._groups[instruction.operand].mapping
+        values, offset = datapath.matvec_output(instruction, flight)
+        lanes = self._target.vector.n_lanes
+        for step in range(0, mapping.n_rows, mapping.rows_per_step):
+            end = min(step + mapping.rows_per_step, mapping.n_rows)
+            for first in range(step, end, lanes):
+                rows = values[first : min(first + lanes, end)]
+                yield "V", "Y", ALL_TILES, offset + first, rows
+
+    def _kv(self, instruction: Instruction, flight: Flight, slot: int) -> Iterator[_Word]:
+        spec, elems = self._spec, self._target.attention.word_elems
+        n_words = -(-spec.head_dim // elems)
+        cache = flight.slot.layers[instruction.layer]
+        for memory, codes, shifts in zip("KV", cache.codes, cache.shifts, strict=True):
+            for head in range(spec.n_kv_heads):
+                for word in range(n_words):
+                    tile, address = kv_address(
+                        layer=instruction.layer,
+                        head=head,
+                        token=flight.position,
+                        word=word,
+                        n_kv_heads=spec.n_kv_heads,
+                        context=self._context,
+                        n_tiles=self._target.array.n_tiles,
+                        words_per_head=n_words,
+                        slot=slot,
+                        n_layers=spec.n_layers,
+                    )
+                    inside = slice(word * elems, (word + 1) * elems)
+                    blocks = slice(word * elems // BLOCK, (word + 1) * elems // BLOCK)
+                    data = np.concatenate(
+                        (
+                            codes[head, flight.position, inside],
+                            shifts[head, flight.position, blocks],
+                        )
+                    )
+                    yield "H", memory, tile, address, data
