@@ -192,33 +192,27 @@ class DesignPoint:
         """
         return _blocks(self.spec, self.groups, self.layer_runs, n_tokens, with_head)
 
-    def durations(self, ranks: dict[str, tuple[int, ...]]) -> dict[Instruction, int]:
-        """Return the duration of each instruction of the decode program but ``attn``.
-
-        Parameters
-        ----------
-        ranks
-            Padded ranks by stem, as :func:`adapter_ranks` gives them.
-        """
-        result: dict[Instruction, int] = {}
-        for block in self.blocks():
-            for instruction in block.instructions:
-                if instruction.op != "attn":
-                    result[instruction] = self.duration(instruction, ranks)
-        return result
-
     def duration(self, instruction: Instruction, ranks: dict[str, tuple[int, ...]]) -> int:
         """Return the duration of one instruction other than ``attn``."""
         if instruction.op == "lora":
             stem = instruction.operand.partition(".")[2]
             n_rows, n_cols = self.lora_shape(stem)
             return lora_cycles(n_rows, n_cols, ranks.get(stem, (0,)), target=self.target)
-        return fixed_cycles(
-            instruction,
-            spec=self.spec,
-            target=self.target,
-            mapping_of=self.mappings.__getitem__,
-        )
+        key = (instruction.op, instruction.operand)
+        cycles = self._fixed.get(key)
+        if cycles is None:
+            cycles = self._fixed[key] = fixed_cycles(
+                instruction,
+                spec=self.spec,
+                target=self.target,
+                mapping_of=self.mappings.__getitem__,
+            )
+        return cycles
+
+    @cached_property
+    def _fixed(self) -> dict[tuple[str, str], int]:
+        """Durations known so far, by operation and operand."""
+        return {}
 
     def lora_shape(self, stem: str) -> tuple[int, int]:
         """Return rows and columns of the matrices that an adapter's ``qkv``, ``o`` … extend."""
@@ -284,19 +278,12 @@ class DesignPoint:
         self, blocks: tuple[Block, ...], ranks: dict[str, tuple[int, ...]]
     ) -> list[tuple[int, list[Step]]]:
         """Return (repetitions, steps) of each block."""
-        made: dict[tuple[str, str], int] = {}
         program: list[tuple[int, list[Step]]] = []
         for block in blocks:
             steps: list[Step] = []
             for one in block.instructions:
-                if one.op == "attn":
-                    cycles = -1 - one.token
-                else:
-                    key = (one.op, one.operand)
-                    known = made.get(key)
-                    cycles = known if known is not None else self.duration(one, ranks)
-                    made[key] = cycles
-                steps.append((_UNIT[one.unit], tuple(_UNIT[u] for u in one.wait), cycles))
+                cycles = -1 - one.token if one.op == "attn" else self.duration(one, ranks)
+                steps.append((_UNIT[one.unit], tuple([_UNIT[u] for u in one.wait]), cycles))
             program.append((block.repetitions, steps))
         return program
 

@@ -198,7 +198,7 @@ class _Reader:
         name = {"lane": "logic_area", "energy": "energy", "leakage": "leakage"}.get(section)
         if key == "fo4_ps":
             name = "delay"
-        if name is None or key == "wire_bit_mm":  # a wire's energy is voltage, not node
+        if name is None or key in ("wire_bit_mm", "gated_share"):  # these are not of the node
             return fact
         scale = self._factor(name)
         factor = scale.range

@@ -32,10 +32,12 @@ FACT_UNITS: dict[str, dict[str, str]] = {
         "rom_read_bit": "pJ/bit",
         "sram_read_bit": "pJ/bit",
         "sram_write_bit": "pJ/bit",
+        "buffer_read_bit": "pJ/bit",
+        "buffer_write_bit": "pJ/bit",
         "wire_bit_mm": "pJ/bit/mm",
         "flop_cycle": "pJ",
     },
-    "leakage": dict.fromkeys(("rom", "sram", "logic"), "W/mm2"),
+    "leakage": {"rom": "W/mm2", "sram": "W/mm2", "logic": "W/mm2", "gated_share": "1"},
     "wire": {"delay": "ps/mm"},
 }
 """Keys that a technology has, by section, and the unit that each must be given in."""

@@ -1,0 +1,177 @@
+"""What happens on the chip while one instruction runs, counted: the first factor of energy."""
+
+from __future__ import annotations
+
+from romsim.bounds import norm_length
+from romsim.design_point import DesignPoint
+from romsim_compiler.program import Instruction
+from romsim_compiler.target import MX_BLOCK
+
+__all__ = ["EVENT_UNITS", "Events", "count_events"]
+
+
+Events = dict[str, float]
+"""Counts by event: ``weight_macs`` (lanes of ROM words read, idle ones of padded words included),
+``scale_products``, ``rom_bits``, ``kv_macs``, ``lora_macs``, ``exponentials``, ``vector_ops``,
+``sram_read_bits``, ``sram_write_bits``, ``buffer_read_bits``, ``buffer_write_bits`` (x buffers and
+the like, beside the lanes), ``broadcast_bits`` (each reaches every tile) and ``collect_bits`` (each
+comes from one tile)."""
+
+EVENT_UNITS = {
+    "weight_macs": "L",
+    "scale_products": "L",
+    "rom_bits": "L",
+    "kv_macs": "H",
+    "lora_macs": "H",
+    "exponentials": "H",
+    "vector_ops": "V",
+    "sram_read_bits": "",
+    "sram_write_bits": "",
+    "buffer_read_bits": "",
+    "buffer_write_bits": "",
+    "broadcast_bits": "network",
+    "collect_bits": "network",
+}
+"""Unit in which an event happens; where none stands, the instruction's own."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _coded(n: int) -> float:
+    """Return the bits of ``n`` codes of 8 bits with a shift of 8 bits per block."""
+    return 8.0 * n + 8.0 * _ceil(n, MX_BLOCK)
+
+
+def count_events(
+    point: DesignPoint,
+    instruction: Instruction,
+    *,
+    position: int,
+    ranks: dict[str, tuple[int, ...]],
+) -> Events:
+    """Return the events of one instruction.
+
+    Parameters
+    ----------
+    position
+        Position of the token: attention reads ``position + 1`` tokens.
+    ranks
+        Padded ranks of the adapter by stem, as in :func:`romsim.design_point.adapter_ranks`.
+    """
+    spec, array = point.spec, point.target.array
+    heads = spec.n_heads * spec.head_dim
+    match instruction.op:
+        case "matvec":
+            return _matvec(point, instruction.operand)
+        case "lora":
+            return _lora(point, instruction.operand.partition(".")[2], ranks)
+        case "attn":
+            return _attention(point, position)
+        case "embed":
+            planes = point.mappings[instruction.operand].planes if instruction.operand else 0
+            bits = _ceil(spec.dim, array.word_codes) * planes * array.word_bits
+            return {
+                "rom_bits": float(bits),
+                "collect_bits": 32.0 * spec.dim,
+                "vector_ops": 2.0 * spec.dim,
+                "sram_write_bits": 32.0 * spec.dim,
+            }
+        case "sincos":
+            pairs = spec.head_dim // 2
+            return {"vector_ops": 4.0 * pairs, "sram_write_bits": 64.0 * pairs}
+        case "norm":
+            length = norm_length(spec, instruction.operand)
+            # Squares and sum; then times root, times gain, quantised.
+            return _sent(
+                point, length, {"vector_ops": 6.0 * length, "sram_read_bits": 64.0 * length}
+            )
+        case "rope":
+            rows = heads + 2 * spec.n_kv_heads * spec.head_dim
+            kv = 2 * spec.n_kv_heads * spec.head_dim
+            return {
+                "vector_ops": 6.0 * rows,
+                "sram_read_bits": 64.0 * rows,
+                "broadcast_bits": _coded(heads),
+                "collect_bits": _coded(kv),  # to the one tile that keeps the token
+                "sram_write_bits": _coded(kv),
+                "buffer_write_bits": _coded(heads) * array.n_tiles,
+            }
+        case "attn_out":
+            return _sent(point, heads, {"vector_ops": 4.0 * heads, "sram_read_bits": 64.0 * heads})
+        case "resid":
+            return {
+                "vector_ops": 2.0 * spec.dim,
+                "sram_read_bits": 96.0 * spec.dim,
+                "sram_write_bits": 32.0 * spec.dim,
+            }
+        case "glu":
+            length = spec.hidden_dim
+            return _sent(
+                point, length, {"vector_ops": 6.0 * length, "sram_read_bits": 128.0 * length}
+            )
+        case op:
+            raise KeyError(op)
+
+
+def _sent(point: DesignPoint, length: int, events: Events) -> Events:
+    """Add the way of a vector of codes into every tile's x buffer."""
+    bits = _coded(length)
+    events["broadcast_bits"] = bits
+    events["buffer_write_bits"] = bits * point.target.array.n_tiles
+    return events
+
+
+def _matvec(point: DesignPoint, name: str) -> Events:
+    mapping, array = point.mappings[name], point.target.array
+    words = float(mapping.n_words * array.n_tiles * array.n_cells)
+    # Cells that work on other rows of the same columns share what they read of x, and so do planes.
+    reads = mapping.steps * mapping.wpc * array.n_tiles * min(mapping.ks, array.n_cells)
+    return {
+        "weight_macs": words * array.word_codes,
+        "scale_products": words * array.n_scales if array.scale_bits else 0.0,
+        "rom_bits": words * array.word_bits,
+        "buffer_read_bits": reads * _coded(array.word_codes),
+        "collect_bits": 64.0 * mapping.n_rows,
+        "vector_ops": 1.0 * mapping.n_rows,
+        "sram_write_bits": 32.0 * mapping.n_rows,
+    }
+
+
+def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> Events:
+    mine = ranks.get(stem, (0,))
+    if not any(mine):
+        return {}
+    n_rows, n_cols = point.lora_shape(stem)
+    total, widest = sum(mine), max(mine)
+    macs = float(total * n_cols + n_rows * widest)
+    return {
+        "lora_macs": macs,
+        "sram_read_bits": macs * 8.25,
+        "collect_bits": 64.0 * (total + n_rows),
+        "broadcast_bits": _coded(total),
+        "vector_ops": 4.0 * total + n_rows,
+        "sram_write_bits": 32.0 * n_rows,
+    }
+
+
+def _attention(point: DesignPoint, position: int) -> Events:
+    spec, target = point.spec, point.target
+    att = target.attention
+    tokens = position + 1
+    heads = spec.n_heads * spec.head_dim
+    passes = _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
+    words = spec.n_kv_heads * passes * tokens * _ceil(spec.head_dim, att.word_elems)
+    blocks = position // att.attn_block + 1
+    tiles = target.array.n_tiles
+    return {
+        "kv_macs": 2.0 * tokens * heads,
+        "exponentials": 1.0 * tokens * spec.n_heads,
+        "sram_read_bits": 2.0 * words * _coded(att.word_elems),
+        "buffer_read_bits": 32.0 * tokens * spec.n_heads,  # scores
+        "buffer_write_bits": 32.0 * tokens * spec.n_heads,
+        # Maxima to all tiles and partial sums from all tiles, over the links of one tree.
+        "broadcast_bits": blocks * (2 * 32.0 * spec.n_heads + 64.0 * heads),
+        "vector_ops": blocks * (heads + spec.n_heads) * float(min(tiles, tokens)),
+    }
