@@ -10,9 +10,8 @@ from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
-    from romsim_compiler.audit import AuditReport
-
     from romsim.verify import ValueReport
+    from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
 __all__ = ["audit", "compile", "load", "verify"]
@@ -115,16 +114,15 @@ def audit(
     model: str | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> AuditReport:
-    """Read every code, scale, minimum and gain back through the placement and compare with the file.
+    """Read every code, scale, minimum and gain back through the placement; compare with the file.
 
     Raises
     ------
     SpecError
         If the model file is needed and not given, or is another one.
     """
-    from romsim_compiler.audit import audit_description
-
     from romsim.engines import open_source
+    from romsim_compiler.audit import audit_description
 
     loaded = description if isinstance(description, Description) else load(description)
     return audit_description(loaded, open_source(loaded, model), progress=progress)

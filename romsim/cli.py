@@ -1,6 +1,7 @@
 """The command line: a roof over the Python functions, with their errors as sentences.
 
-Commands live in ``romsim.commands.*``; this module only knows their names, so that ``--help`` is fast.
+Commands live in ``romsim.commands.*``; this module only knows their names, so that ``--help`` is
+fast.
 """
 
 from __future__ import annotations

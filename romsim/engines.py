@@ -166,8 +166,8 @@ def make_engine(
     if not description.has_images:
         twin = description.target.name + ("-int8" if not description.target.executable else "")
         raise SpecError(
-            f"Engine {name!r} must have ROM images to run, but {description.path} has none: it is a "
-            f"shape without weights or its target {description.target.name!r} is not executable; "
+            f"Engine {name!r} must have ROM images to run, but {description.path} has none: it is "
+            f"a shape without weights or its target {description.target.name!r} is not executable; "
             f"use --engine timing, or compile a model with weights for an executable target such "
             f"as {twin!r}"
         )

@@ -130,8 +130,8 @@ def fit_target(
 ) -> Target:
     """Return the template sized for a model.
 
-    Within ``area_mm2`` the fastest chip is chosen; without a limit the one with the most tokens/s per
-    mm2. Ties: the smaller area, then the fewer tiles.
+    Within ``area_mm2`` the fastest chip is chosen; without a limit the one with the most tokens/s
+    per mm2. Ties: the smaller area, then the fewer tiles.
 
     Raises
     ------
@@ -161,5 +161,7 @@ def fit_target(
     return replace(
         best.target,
         name=f"{template.name}-fit",
-        summary=f"{template.name} sized for {checkpoint.spec.name}, {context} tokens, LoRA rank {rank}",
+        summary=(
+            f"{template.name} sized for {checkpoint.spec.name}, {context} tokens, LoRA rank {rank}"
+        ),
     )

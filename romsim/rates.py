@@ -9,7 +9,7 @@ from romsim.timing import TimingModel
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError
 
-__all__ = ["decode_rates", "prefill_cycles", "timing_model"]
+__all__ = ["decode_rates", "prefill_chunks", "prefill_cycles", "timing_model"]
 
 
 def timing_model(description: Description) -> TimingModel:
@@ -74,8 +74,8 @@ def prefill_cycles(description: Description, n_tokens: int) -> int:
 def prefill_chunks(n_tokens: int, n_inflight: int) -> list[tuple[int, int, bool]]:
     """Return (first position, tokens, with head) of each program run of a prompt.
 
-    Tokens that do not fill a run of ``n_inflight`` come first, one at a time; the last run alone has
-    the head.
+    Tokens that do not fill a run of ``n_inflight`` come first, one at a time; the last run alone
+    has the head.
     """
     single, runs = n_tokens % n_inflight, n_tokens // n_inflight
     chunks = [(p, 1, False) for p in range(single)]

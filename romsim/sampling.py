@@ -1,4 +1,7 @@
-"""Choosing the next token from integer logits, the same for every engine (docs/numerics.md, section 7)."""
+"""Choosing the next token from integer logits, the same for every engine.
+
+Source: docs/numerics.md, section 7.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,14 @@ from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
 from romsim_models.tokenizer import Tokenizer
 
-__all__ = ["Simulation", "generate", "load_tokenizer", "prompt_tokens", "simulate"]
+__all__ = [
+    "Simulation",
+    "check_length",
+    "generate",
+    "load_tokenizer",
+    "prompt_tokens",
+    "simulate",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +130,8 @@ def check_length(description: Description, n_prompt: int, n_new: int) -> None:
         raise CapacityError(
             f"Prompt of {n_prompt} tokens and {n_new} new ones must fit the context of "
             f"{description.context} tokens, not {n_prompt + n_new - 1}; shorten the prompt, lower "
-            f"--max-tokens to {max(0, description.context - n_prompt + 1)}, or compile with a larger "
-            f"--context"
+            f"--max-tokens to {max(0, description.context - n_prompt + 1)}, or compile with a "
+            f"larger --context"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from pathlib import Path
 
 from romsim.rates import timing_model
@@ -62,7 +61,7 @@ def write_timeline(description: Description, path: Path, position: int = 0) -> N
     aside = path.with_name(f".{path.name}.part")
     try:
         aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise DescriptionError(

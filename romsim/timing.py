@@ -1,7 +1,7 @@
 """Cycles without values: a token's time at any position, exact, at event speed.
 
-A token's program is a chain of instructions whose issue times follow a max-plus recurrence over four
-numbers (the last issue and the idle time of each unit). Layers of one shape have the same
+A token's program is a chain of instructions whose issue times follow a max-plus recurrence over
+four numbers (the last issue and the idle time of each unit). Layers of one shape have the same
 durations, so once a layer has shifted all four numbers by the same amount, every later layer of
 that shape shifts them by that amount too: the recurrence is homogeneous. One or two layers are
 therefore stepped and the rest is a product, without any approximation.
@@ -66,7 +66,7 @@ class TimingModel:
         self._shapes = shapes
 
     def durations(self, program: Program, position: int, ranks: Ranks | None = None) -> list[int]:
-        """Return each instruction's duration, the program's first token standing at ``position``."""
+        """Return each instruction's duration, the program's first token at ``position``."""
         attention: dict[int, int] = {}
         result = []
         for instruction in program.instructions:

@@ -192,7 +192,8 @@ class _Tally:
             value = got[key]
             if value.shape != wanted.shape:
                 raise RomsimError(
-                    f"{name} at position {position} must have {wanted.size} values, not {value.size}"
+                    f"{name} at position {position} must have {wanted.size} values, not "
+                    f"{value.size}"
                 )
             self.n_values += wanted.size
             kind = _kind(name)

@@ -30,7 +30,7 @@ from romsim_models.spec import ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BurntModel", "burn"]
+__all__ = ["BurntModel", "burn", "norm_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

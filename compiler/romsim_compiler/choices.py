@@ -42,8 +42,8 @@ def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
         pattern, equals, name = text.rpartition("=")
         if not equals or not pattern:
             raise SpecError(
-                f"Quantisation rule must be PATTERN=FORMAT such as 'blk.*.ffn_down.weight=int4g32', "
-                f"not {text!r}"
+                f"Quantisation rule must be PATTERN=FORMAT such as "
+                f"'blk.*.ffn_down.weight=int4g32', not {text!r}"
             )
         rules.append((pattern, parse_format(name)))
     return tuple(rules)

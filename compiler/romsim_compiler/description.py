@@ -164,7 +164,8 @@ class Description:
         Raises
         ------
         DescriptionError
-            If the description has none for that number: 1 (without head) and ``n_inflight`` are there.
+            If the description has none for that number; it has 1 (without head) and
+            ``n_inflight``.
         """
         if n_tokens == 1 and with_head:
             return self.decode

@@ -10,7 +10,13 @@ from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
-__all__ = ["attention_cycles", "block_cycles", "fixed_cycles", "lora_cycles"]
+__all__ = [
+    "attention_cycles",
+    "block_cycles",
+    "fixed_cycles",
+    "lora_cycles",
+    "matvec_cycles",
+]
 
 
 def _ceil(a: int, b: int) -> int:

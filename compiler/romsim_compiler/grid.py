@@ -107,7 +107,9 @@ def _scan(block: RomTensor, histogram: NDArray[np.int64]) -> int:
         minima = minimum_sig.astype(np.int64) << (minimum_exp - np.int8(_UNIT)).astype(np.int64)
     halves = np.empty((block.n_rows, 2), dtype=np.int64)
     _row_weight_sums(block.codes, scales, minima, block.fmt.offset, block.fmt.group, halves)
-    return max((int(high) << 32) + int(low) for high, low in halves)
+    high, low = halves[:, 0] + (halves[:, 1] >> 32), halves[:, 1] & 0xFFFFFFFF
+    highest = int(high.max())
+    return (highest << 32) + int(low[high == highest].max())
 
 
 def _count(

@@ -1,4 +1,7 @@
-"""Mapping of a matrix group onto the array: how many cells share a row (docs/machine.md, section 2)."""
+"""Mapping of a matrix group onto the array: how many cells share a row.
+
+Source: docs/machine.md, section 2.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,6 @@ def map_group(n_rows: int, n_cols: int, planes: int, array: Array, n_vector_lane
         key = (cycles, mapping.n_words, ks)
         if best is None or key < best[0]:
             best = (key, mapping)
-        if ks >= n_words:
-            break  # more cells per row would only hold zeros
         ks *= 2
     assert best is not None
     return best[1]

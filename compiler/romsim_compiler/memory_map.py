@@ -11,6 +11,7 @@ from romsim_models.spec import ModelSpec
 
 __all__ = [
     "MemoryMap",
+    "kv_bits_per_element",
     "kv_bytes_per_token",
     "lora_bits",
     "map_memory",
@@ -50,8 +51,8 @@ def kv_bytes_per_token(spec: ModelSpec, bits: float) -> float:
 def lora_bits(spec: ModelSpec, rank: int, stems: frozenset[str] | None = None) -> int:
     """Return SRAM bits of an adapter of one rank on every projection (or on ``stems`` alone).
 
-    Codes of 8 bits and one exponent of 8 bits per block: 32 along A's input, ``min(32, rank)`` along
-    B's; the rank is padded to a whole number of blocks.
+    Codes of 8 bits and one exponent of 8 bits per block: 32 along A's input, ``min(32, rank)``
+    along B's; the rank is padded to a whole number of blocks.
     """
     if rank == 0:
         return 0

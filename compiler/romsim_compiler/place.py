@@ -10,7 +10,7 @@ from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.target import Target
 from romsim_models.errors import CapacityError
 
-__all__ = ["Placement", "check_placement", "place", "size_groups"]
+__all__ = ["Placement", "check_placement", "group_bits", "place", "size_groups"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The program: instructions in issue order, the contract between the compiler and everything after."""
+"""The program: instructions in issue order, the contract between compiler and the machines."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class PlacedGroup:
 class Instruction:
     """One instruction.
 
-    ``op`` is one of embed, sincos, norm, matvec, lora, rope, attn, attn_out, resid, glu (docs/machine.md,
-    section 4). ``operand`` names the matrix group (matvec, lora), the gain vector (norm) or the
-    matrix whose result is added (resid). ``source`` and ``target`` name vector buffers where an
+    ``op`` is one of embed, sincos, norm, matvec, lora, rope, attn, attn_out, resid, glu
+    (docs/machine.md, section 4). ``operand`` names the matrix group (matvec, lora), the gain
+    vector (norm) or the matrix whose result is added (resid).
+    ``source`` and ``target`` name vector buffers where an
     operator has a choice: a norm reads X or Y.
     """
 

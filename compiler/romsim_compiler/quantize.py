@@ -76,16 +76,14 @@ def open_tensor(checkpoint: Checkpoint, name: str, fmt: WeightFormat) -> RowSour
     SpecError, FormatError
         As `quantize_tensor`, or as `Checkpoint.read`.
     """
-    is_shipped = checkpoint.formats()[name] == fmt.name
-    if not is_shipped:
-        _check_format(name, fmt, int(checkpoint.shape(name)[1]))
     if math.prod(checkpoint.shape(name)) <= WHOLE_WEIGHTS:
         tensor = checkpoint.read(name)
-        if is_shipped and isinstance(tensor, EncodedTensor):
+        if isinstance(tensor, EncodedTensor) and tensor.format == fmt.name:
             return from_encoded(tensor)
         return quantize_tensor(name, tensor.dequantize(), fmt)
-    if is_shipped:
+    if checkpoint.formats()[name] == fmt.name:
         return _ShippedRows(checkpoint, name, fmt)
+    _check_format(name, fmt, int(checkpoint.shape(name)[1]))
     return _FloatRows(checkpoint, name, fmt)
 
 

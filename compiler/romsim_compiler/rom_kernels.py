@@ -116,15 +116,28 @@ def unpack_words(
                     n_stray += is_stray
                     continue
                 n_lanes = min(word_codes, n_cols - first_column)
-                for lane in range(word_codes):
-                    bit = lane * lane_bits
-                    digit = (word[bit >> 3] >> (bit & 7)) & lane_mask
-                    if lane < n_lanes:
-                        codes[i, first_column + lane] |= np.uint8(
-                            (digit & digit_mask) << (plane * plane_shift)
-                        )
-                        digit &= ~digit_mask
-                    is_stray |= digit != 0
+                shift = plane * plane_shift
+                if n_lanes == word_codes and digit_mask == lane_mask and lane_bits < 8:
+                    # Whole words of whole lanes: nothing can be stray, and the loop vectorises.
+                    row = codes[i, first_column : first_column + word_codes]
+                    if lane_bits == 4:
+                        for b in range(code_bytes):
+                            row[2 * b] |= (word[b] & 15) << shift
+                            row[2 * b + 1] |= (word[b] >> 4) << shift
+                    else:
+                        for b in range(code_bytes):
+                            row[4 * b] |= (word[b] & 3) << shift
+                            row[4 * b + 1] |= ((word[b] >> 2) & 3) << shift
+                            row[4 * b + 2] |= ((word[b] >> 4) & 3) << shift
+                            row[4 * b + 3] |= (word[b] >> 6) << shift
+                else:
+                    for lane in range(word_codes):
+                        bit = lane * lane_bits
+                        digit = (word[bit >> 3] >> (bit & 7)) & lane_mask
+                        if lane < n_lanes:
+                            codes[i, first_column + lane] |= np.uint8((digit & digit_mask) << shift)
+                            digit &= ~digit_mask
+                        is_stray |= digit != 0
                 used = code_bytes
                 for kind in range(2):
                     held = scales if kind == 0 else minima

@@ -111,8 +111,8 @@ def _minimal_waits(instructions: list[Instruction]) -> list[Instruction]:
 
     A unit holds one instruction at a time, so once a later one was issued to it, an earlier one is
     complete. An instruction depends on those of its own token and on nothing else, since buffers
-    are per token; the KV words of earlier tokens were written by ``rope`` instructions that precede its own
-    token's in unit V.
+    are per token; the KV words of earlier tokens were written by ``rope`` instructions that
+    precede its own token's in unit V.
     """
     last: dict[str, Instruction] = {}
     result = []

@@ -1,10 +1,12 @@
-"""Writing a description: files aside, digests, then one rename, so that it appears whole or not at all."""
+"""Writing a description: files aside, digests, then one rename.
+
+So it appears whole or not at all.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -85,8 +87,8 @@ def replace_folder(target: Path) -> Iterator[Folder]:
         old = None
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            os.rename(target, old / "was")
-        os.rename(aside, target)
+            target.rename(old / "was")
+        aside.rename(target)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:

@@ -1,1 +1,3 @@
 """One module per command of the command line."""
+
+__all__: list[str] = []

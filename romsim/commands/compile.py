@@ -10,7 +10,7 @@ import click
 from romsim.commands.output import Progress, emit_json, json_option, say
 from romsim_models.errors import SpecError
 
-__all__ = ["command"]
+__all__ = ["command", "lines", "summary"]
 
 
 @click.command("compile")
@@ -93,11 +93,11 @@ def summary(description: Any) -> dict[str, Any]:
         "formats": manifest["model"]["formats"],
         "notes": manifest["model"]["notes"],
         "accuracy": manifest["accuracy"],
-        "area_mm2": romsim_area(description),
+        "area_mm2": _area_mm2(description),
     }
 
 
-def romsim_area(description: Any) -> float:
+def _area_mm2(description: Any) -> float:
     """Return the chip's estimated area in mm2."""
     from romsim.area import chip_area_mm2
 
@@ -120,7 +120,7 @@ def lines(description: Any, out: str) -> list[str]:
         f"padding {100 * rom['padding']:.1f} %",
         f"  context   {memory['context']} tokens, KV {memory['kv_bytes'] / 1e6:.2f} MB of "
         f"{memory['tile_sram_bytes'] / 1e6:.2f} MB tile SRAM",
-        f"  area      {romsim_area(description):.2f} mm2 estimated ({target.technology})",
+        f"  area      {_area_mm2(description):.2f} mm2 estimated ({target.technology})",
     ]
     accuracy = manifest["accuracy"]
     if accuracy:
@@ -137,8 +137,8 @@ def lines(description: Any, out: str) -> list[str]:
             )
     for name, lora in manifest["adapters"].items():
         result.append(
-            f"  adapter   {name}: rank {lora['rank']}, {lora['bytes'] / 1e6:.2f} MB, relative error "
-            f"{100 * lora['error']:.3f} %"
+            f"  adapter   {name}: rank {lora['rank']}, {lora['bytes'] / 1e6:.2f} MB, "
+            f"relative error {100 * lora['error']:.3f} %"
         )
     if not description.has_images:
         result.append("  no weights: only --engine timing and area can be had")

@@ -35,7 +35,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("get")
 @click.argument("name")
 @json_option
-def get(name: str, as_json: bool) -> None:
+def _get(name: str, as_json: bool) -> None:
     """Fetch a model's file into the cache, digest checked."""
     from romsim_models.registry import fetch
 

@@ -96,8 +96,8 @@ def command(
         ttft = run.ttft_s or 0.0
         say(
             f"\nchip: {rate:,.0f} tokens/s at {loaded.target.clock_mhz:g} MHz "
-            f"({sum(run.token_cycles) // len(run.token_cycles):,} cycles a token), first token after "
-            f"{1e6 * ttft:,.0f} us ({len(ids)} prompt tokens), {run.saturations} saturations"
+            f"({sum(run.token_cycles) // len(run.token_cycles):,} cycles a token), first token "
+            f"after {1e6 * ttft:,.0f} us ({len(ids)} prompt tokens), {run.saturations} saturations"
         )
     n_done = len(run.tokens) + len(ids)
     say(f"host: {n_done / run.wall_s:.1f} tokens/s simulated ({run.wall_s:.1f} s)")

@@ -1,7 +1,7 @@
 """The instruction word: fields, widths and meaning, and how a program becomes its ROM image.
 
-Every unit sees the whole word while its instruction runs; a field that an operator does not use is 0.
-Numbers come from the description; nothing is computed here but shifts between fracs.
+Every unit sees the whole word while its instruction runs; a field that an operator does not use
+is 0. Numbers come from the description; nothing is computed here but shifts between fracs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from romsim_compiler.description import Description
 from romsim_compiler.program import Instruction, PlacedGroup, Program
 from romsim_models.errors import ScheduleError
 
-__all__ = ["FIELDS", "OPS", "WORD_BITS", "encode", "encode_program", "pack"]
+__all__ = ["FIELDS", "OPS", "WORD_BITS", "encode", "encode_program", "gain_bases", "pack"]
 
 OPS = {
     name: number

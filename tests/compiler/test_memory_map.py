@@ -66,8 +66,8 @@ def test_context_beyond_the_sram_is_refused_with_bytes_and_limit() -> None:
     per_token = kv_bytes_per_token(spec, 8.25)
     sentence = (
         f"Context of {limit + 1} tokens must fit the SRAM of target 'small': KV needs "
-        f"{(limit + 1) * per_token:.0f} bytes and adapters 0, not the {2 * 256 * 1024} available; at "
-        f"most {limit} tokens fit; lower --context or the rank, or raise attention.sram_kib"
+        f"{(limit + 1) * per_token:.0f} bytes and adapters 0, not the {2 * 256 * 1024} available; "
+        f"at most {limit} tokens fit; lower --context or the rank, or raise attention.sram_kib"
     )
     with pytest.raises(CapacityError, match=f"^{re.escape(sentence)}$"):
         map_memory(spec, target, context=limit + 1)

@@ -29,10 +29,10 @@ def test_model_larger_than_the_rom_is_refused_with_sizes_and_remedy() -> None:
     with pytest.raises(
         CapacityError,
         match=(
-            r"^Model must fit the ROM of target 'small': it needs \d+ bytes \(\d+ words in each of 4 "
-            r"cells\), not the 5242880 available \(65536 words\); largest: head \d+\.\d MB, "
-            r"L0\.gu \d+\.\d MB, L1\.gu \d+\.\d MB; raise array\.rom_rows to \d+, use fewer bits, or "
-            r"let --fit size the chip$"
+            r"^Model must fit the ROM of target 'small': it needs \d+ bytes \(\d+ words in each of "
+            r"4 cells\), not the 5242880 available \(65536 words\); largest: head \d+\.\d MB, "
+            r"L0\.gu \d+\.\d MB, L1\.gu \d+\.\d MB; raise array\.rom_rows to \d+, use fewer bits, "
+            r"or let --fit size the chip$"
         ),
     ):
         place(build_groups(SHAPES["smollm2"], lambda _: Q4), target)
