@@ -1,9 +1,8 @@
 """Audit: everything burnt, read back through the placement and compared with the model file.
 
 The cycle model and the RTL read the images, the integer reference the file; all of them could agree
-on a fault of this compiler that the three share. So the audit decodes ROM words by a loop of its
-own (`romsim_compiler.rom_image.unpack_fields`, not the inverse of the packing loop's steps) and
-compares with the file's codes, read anew.
+on a fault of this compiler that they share. So the audit walks the ROM words address by address,
+from the placement in the description, and compares what they hold with the file, read anew.
 """
 
 from __future__ import annotations
@@ -177,12 +176,13 @@ class _FileMatrix:
     def __init__(self, checkpoint: Checkpoint, name: str, fmt: WeightFormat) -> None:
         self.name = name
         self._checkpoint = checkpoint
-        self._is_shipped = checkpoint.formats()[name] == fmt.name
         self._encoded: EncodedTensor | None = None
         if math.prod(checkpoint.shape(name)) > WHOLE_WEIGHTS:
+            self._is_shipped = checkpoint.formats()[name] == fmt.name
             self.source: RowSource = open_tensor(checkpoint, name, fmt)
             return
         tensor = checkpoint.read(name)
+        self._is_shipped = tensor.format == fmt.name
         if self._is_shipped and isinstance(tensor, EncodedTensor):
             self._encoded = tensor
             self.source = from_encoded(tensor)
