@@ -2,73 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from romsim_compiler.graph import Operator, build_graph, check_graph, operators_in_order
 from romsim_compiler.groups import Group
-from romsim_compiler.program import Instruction, Program
+from romsim_compiler.program import UNITS, Instruction, Program
 from romsim_models.spec import ModelSpec
 
-__all__ = ["build_decode", "build_prefill", "issue_times", "layer_stages"]
-
-_Stage = Callable[[int], Instruction]
-
-
-def _stage(op: str, unit: str, wait: str, layer: int, **names: str) -> _Stage:
-    def make(token: int) -> Instruction:
-        return Instruction(
-            op=op, unit=unit, wait=tuple(wait), layer=layer, token=token, slot=0, **names
-        )
-
-    return make
-
-
-def layer_stages(spec: ModelSpec, layer: int, groups: Sequence[Group]) -> list[_Stage]:
-    """Return one layer's instructions as functions of the in-flight index."""
-
-    def linear(operators: set[str]) -> list[_Stage]:
-        mine = [g for g in groups if {m.operator for m in g.members} <= operators]
-        stages = [_stage("matvec", "L", "V", layer, operand=g.name) for g in mine]
-        name = {"q": "qkv", "o": "o", "gate": "gu", "down": "down"}[mine[0].members[0].operator]
-        return [*stages, _stage("lora", "H", "V", layer, operand=f"L{layer}.{name}")]
-
-    def sub_norm(name: str) -> list[_Stage]:
-        if not spec.has_sub_norms:
-            return []
-        return [_stage("norm", "V", "", layer, operand=f"blk.{layer}.{name}", source="Y")]
-
-    held = "Y" if spec.has_sub_norms else "XB"
-    return [
-        _stage("norm", "V", "", layer, operand=f"blk.{layer}.attn_norm", source="X"),
-        *linear({"q", "k", "v"}),
-        _stage("rope", "V", "LH", layer),
-        _stage("attn", "H", "V", layer),
-        _stage("attn_out", "V", "H", layer, target=held),
-        *sub_norm("attn_sub_norm"),
-        *linear({"o"}),
-        _stage("resid", "V", "LH", layer, operand=f"L{layer}.o"),
-        _stage("norm", "V", "", layer, operand=f"blk.{layer}.ffn_norm", source="X"),
-        *linear({"gate", "up"}),
-        _stage("glu", "V", "LH", layer, target=held),
-        *sub_norm("ffn_sub_norm"),
-        *linear({"down"}),
-        _stage("resid", "V", "LH", layer, operand=f"L{layer}.down"),
-    ]
-
-
-def _outer(spec: ModelSpec, groups: Iterable[Group]) -> tuple[list[_Stage], list[_Stage]]:
-    names = {g.name for g in groups}
-    source = (
-        "embd" if "embd" in names else "head" if spec.tie_embeddings and "head" in names else ""
-    )
-    first = [
-        _stage("embed", "V", "L", -1, operand=source),
-        _stage("sincos", "V", "", -1),
-    ]
-    last = [_stage("norm", "V", "", -1, operand="output_norm", source="X")]
-    if "head" in names:
-        last.append(_stage("matvec", "L", "V", -1, operand="head"))
-    return first, last
+__all__ = ["build_decode", "build_prefill", "issue_times"]
 
 
 def build_decode(spec: ModelSpec, groups: Sequence[Group]) -> Program:
@@ -92,18 +34,35 @@ def build_prefill(
 def _build(
     spec: ModelSpec, groups: Sequence[Group], n_tokens: int, kind: str, *, with_head: bool
 ) -> Program:
-    by_layer: dict[int, list[Group]] = {}
-    for group in groups:
-        by_layer.setdefault(group.layer, []).append(group)
-    first, last = _outer(spec, groups)
+    graph = build_graph(spec, groups)
+    check_graph(graph)
+    made: list[Instruction] = []
+    stages = operators_in_order(graph)
     tokens = range(n_tokens)
-    made = [stage(token) for token in tokens for stage in first]
-    for layer in range(spec.n_layers):
-        for stage in layer_stages(spec, layer, by_layer[layer]):
-            made += [stage(token) for token in tokens]
+    inner = [stage for stage in stages if stage[0].layer >= 0]
+    first = stages[: stages.index(inner[0])]
+    # The embedding reads ROM, so all tokens' rows are read before the first matrix instruction.
+    made += [_instruction(stage, token) for token in tokens for stage in first]
+    made += [_instruction(stage, token) for stage in inner for token in tokens]
     if with_head:
-        made += [stage(n_tokens - 1) for stage in last]
+        last = stages[len(first) + len(inner) :]
+        made += [_instruction(stage, n_tokens - 1) for stage in last]
     return Program(kind=kind, n_tokens=n_tokens, instructions=tuple(_minimal_waits(made)))
+
+
+def _instruction(stage: tuple[Operator, frozenset[str]], token: int) -> Instruction:
+    operator, units = stage
+    return Instruction(
+        op=operator.op,
+        unit=operator.unit,
+        wait=tuple(u for u in UNITS if u in units and u != operator.unit),
+        layer=operator.layer,
+        token=token,
+        slot=0,
+        operand=operator.operand,
+        source=operator.source,
+        target=operator.target,
+    )
 
 
 def _minimal_waits(instructions: list[Instruction]) -> list[Instruction]:
