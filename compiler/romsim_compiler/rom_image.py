@@ -288,7 +288,7 @@ def _pack(
     fmt = block.fmt
     minimum_bits = block.minimum_bits
     if minimum_bits is None:
-        minimum_bits = np.zeros((0, 0), dtype=np.uint16)
+        minimum_bits = block.scale_bits[:0, :0]  # none; read-only, or the loop is compiled twice
     pack_words(
         words, block.codes, block.scale_bits, minimum_bits, first_row,
         mapping.wpc, mapping.planes, mapping.ks,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 __all__ = ["pack_words", "unpack_words"]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, error_model="numpy")
 def pack_words(
     words: NDArray[np.uint8],
     codes: NDArray[np.uint8],
@@ -40,7 +40,8 @@ def pack_words(
         step, r = divmod(first_row + i, rows_per_step)
         tile = r // rows_per_tile
         first_cell = (r % rows_per_tile) * ks
-        row[:n_cols] = codes[i]
+        for k in range(n_cols):
+            row[k] = codes[i, k]
         for index in range(n_words):
             cell = first_cell + index // wpc
             address = (step * wpc + index % wpc) * planes
@@ -78,7 +79,7 @@ def pack_words(
                             word[at + 1] = minima[i, column // group] >> 8
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, error_model="numpy")
 def unpack_words(
     words: NDArray[np.uint8],
     codes: NDArray[np.uint8],
