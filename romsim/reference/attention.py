@@ -122,10 +122,9 @@ def attend(
     """
     n_tokens, n_heads, head_dim = query.codes.shape
     n_kv = cache.n_heads
-    wide = query.shifts.repeat_interleave(query.block, dim=-1)[..., :head_dim]
     # Both factors carry their shifts; a product of one block is an integer below 2^53 times one
     # power of two, exact in float64, and `round` is the page's rounding.
-    scaled_query = query.codes.to(torch.float64) * power_of_two(wide.to(torch.int64))
+    scaled_query = query.codes.to(torch.float64) * power_of_two(query.element_shifts())
     grouped = scaled_query.reshape(n_tokens, n_kv, n_heads // n_kv, head_dim)
     keys = cache.scaled(cache.keys, cache.key_shifts, query.frac + cache.frac - _SCORE_FRAC)
     values = cache.scaled(cache.values, cache.value_shifts, 0)

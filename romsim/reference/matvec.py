@@ -3,7 +3,8 @@
 The page sums group terms on a grid ``2^γ``. Where no term rounds, that is one product of integers,
 ``Σ W_ik (c_k 2^s)`` with ``W`` in units of ``2^γ``. The input is cut into limbs so short that every
 sum of a float64 product is an integer below 2^53, where float64 is exact in any order; mostly one
-limb is enough. Rows in which the grid rounds a term are computed term by term.
+limb is enough. No product is in float32, so that a device's TF32 setting does not matter. Rows in
+which the grid rounds a term are computed term by term.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ def derive_grid(matrices: list[IntegerMatrix]) -> int:
     if not exponents:
         return 0
     grid = min(exponents)
-    # Each sum is an exact integer over its own matrix's least exponent.
-    bound = max(
-        Fraction(matrix.largest_row_sum()) * Fraction(2) ** (matrix.least_exponent() or 0)
-        for matrix in grouped
-    )
-    while bound * 2**_INPUT_BITS / Fraction(2) ** grid >= 2**63:
-        grid += 1
+    bound = max(_row_bound(matrix, grid) for matrix in grouped) * 2**_INPUT_BITS
+    while bound >= 2**63:
+        grid, bound = grid + 1, bound / 2
     return grid
+
+
+def _row_bound(matrix: IntegerMatrix, grid: int) -> Fraction:
+    """Largest ``Σ |w_ik| / 2^γ`` of a row, exact."""
+    least = matrix.least_exponent()
+    return Fraction(matrix.largest_row_sum()) * Fraction(2) ** ((least or 0) - grid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,17 +120,15 @@ class Linear:
         self.n_rounded_rows = len(rounded)
         self._terms = _terms(matrix, rounded, block, device) if len(rounded) else None
         self.row_bound = 0
+        if len(rounded):  # their sums are not among those looked at below
+            self._check_bound(_row_bound(matrix, self.grid), matrix.name)
         kind = torch.float64 if resident == "float64" else torch.int32
         self._weights = torch.empty(self.shape, dtype=kind, device=device)
         for first in range(0, self.shape[0], 2048):
             rows = matrix.scaled_rows(first, first + 2048, self.grid)
             rows[rounded[(rounded >= first) & (rounded < first + 2048)] - first] = 0
             self.row_bound = max(self.row_bound, int(np.abs(rows).sum(axis=1).max()))
-            if self.row_bound >= 2 ** (63 - _INPUT_BITS):
-                raise SpecError(
-                    f"grid of tensor {matrix.name!r} must keep its sums below 2^63, not "
-                    f"{self.grid!r}; raise it"
-                )
+            self._check_bound(self.row_bound, matrix.name)
             if kind is torch.int32 and np.abs(rows).max() >= 2**31:
                 kind = torch.float64
                 self._weights = self._weights.to(kind)
@@ -173,6 +174,13 @@ class Linear:
             sums = _term_sums(x, self._terms, self.grid)
             out[:, self._terms.rows] = self._finish(sums, x.frac - frac, saturation).to(out.dtype)
         return out
+
+    def _check_bound(self, row_bound: int | Fraction, name: str) -> None:
+        if row_bound * 2**_INPUT_BITS >= 2**63:
+            raise SpecError(
+                f"grid of tensor {name!r} must keep its sums below 2^63, not {self.grid!r}; "
+                "raise it"
+            )
 
     def _finish(self, sums: Tensor, places: int, saturation: Saturation) -> Tensor:
         """Bring exact sums (int64) to the output's frac."""

@@ -64,7 +64,7 @@ class BlockCodes:
         return int(self.codes.shape[-1])
 
     def element_shifts(self) -> Tensor:
-        """Shift of every element, int8 [..., n]."""
+        """Give every element its shift, int8 [..., n]."""
         return self.shifts.repeat_interleave(self.block, dim=-1)[..., : self.length]
 
 

@@ -15,7 +15,7 @@ from romsim_models.encoded import EncodedTensor, FloatTensor
 from romsim_models.lora import LoraAdapter, LoraTarget
 from romsim_models.spec import ModelSpec, rope_frequencies
 from romsim_models.tensors import expected_shapes, projection_shapes
-from tests.romsim.reference.scalar_page import Adapter, ScalarDecoder, Shape
+from tests.romsim.reference.scalar_decoder import Adapter, ScalarDecoder, Shape
 from tests.romsim.reference.scalar_weights import scalar_matrix
 
 SPEC = ModelSpec(

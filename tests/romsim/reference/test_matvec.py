@@ -10,10 +10,9 @@ from romsim.reference.primitives import BlockCodes, Saturation, quantise
 from romsim.reference.weights import IntegerMatrix, WeightChoice, integer_matrix
 from romsim_models.errors import SpecError
 from tests.romsim.reference import scalar_page as page
+from tests.romsim.reference.scalar_decoder import Adapter, code_adapter
 from tests.romsim.reference.scalar_weights import scalar_matrix
 from tests.romsim.reference.small_models import encode, floats
-
-GENERATOR_SEED = 5
 
 
 def inputs(n_tokens: int, n_cols: int, *, spread: float = 8.0, seed: int = 0) -> torch.Tensor:
@@ -31,7 +30,7 @@ def scalar_codes(x: BlockCodes, token: int) -> page.Coded:
 
 
 def random_matrix(kind: str, shape: tuple[int, int] = (6, 96)) -> tuple[IntegerMatrix, page.Matrix]:
-    values = np.random.default_rng(GENERATOR_SEED).standard_normal(shape).astype(np.float32)
+    values = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
     if kind == "ternary":
         tensor = floats("w", values)
         choice = WeightChoice(kind="ternary")
@@ -127,6 +126,18 @@ def test_a_grid_that_lets_sums_pass_63_bits_is_refused() -> None:
         Linear(matrix, grid=-60, block=32)
 
 
+def test_a_grid_that_rounds_some_rows_and_lets_others_pass_63_bits_is_refused() -> None:
+    matrix = IntegerMatrix(
+        name="w", values=np.full((1, 64), 100, dtype=np.int16), group=32,
+        sig=np.full((1, 2), 1024, dtype=np.int16), exp=np.array([[-24, 5]], dtype=np.int16),
+    )  # fmt: skip
+    Linear(matrix, grid=-4, block=32)
+    with pytest.raises(
+        SpecError, match=r"^grid of tensor 'w' must keep its sums below 2\^63, not -6; raise it$"
+    ):
+        Linear(matrix, grid=-6, block=32)
+
+
 def test_int32_residence_holds_wide_weights_in_float64() -> None:
     values = np.zeros((3, 32), dtype=np.int16)
     values[:, 5] = (1, -64, 3)
@@ -151,7 +162,7 @@ def test_adapter_codes_equal_the_scalar_reading(size: float) -> None:
     weights[0, 0] = size  # an exact value, near a rounding to 128
     weights[1, 32:] = 0.0
     found = adapter_matrix("A", weights, block=32)
-    expected = page.code_adapter(weights.tolist(), 32)
+    expected = code_adapter(weights.tolist(), 32)
     assert found.values.tolist() == expected.q
     assert np.stack((found.sig, found.exp), axis=-1).tolist() == [
         [list(pair) for pair in row] for row in expected.scales
@@ -167,7 +178,7 @@ def test_adapters_of_far_apart_sizes_round_as_the_scalar_reading() -> None:
     b = generator.standard_normal((5, 2)).astype(np.float32)
     low_rank = LowRank("w", a, b, scaling=0.5, block=32, device="cpu")
     assert low_rank.n_rounded_rows == 1
-    scalar = page.Adapter.of(a.tolist(), b.tolist(), 0.5)
+    scalar = Adapter.of(a.tolist(), b.tolist(), 0.5)
     x = quantise(inputs(3, 64, spread=0.0) / 2**8, block=32, frac=24)
     y = torch.zeros((3, 5), dtype=torch.float64)
     saturation, clips = Saturation(), page.Clips()

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from romsim.reference.weights import (
@@ -72,6 +72,7 @@ def float_groups(draw: st.DrawFn) -> FloatTensor:
     return floats("w", wide.reshape(3, 64).astype(np.float32))
 
 
+@settings(max_examples=40)
 @given(
     st.composite(float_groups)(),
     st.sampled_from([("int4", 32), ("int2", 64), ("int8", 32), ("int4", 64), ("ternary", None)]),
