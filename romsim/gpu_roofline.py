@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from romsim.gpu_tables import Fraction, Gpu, find_gpu, gpus, usual_fraction
+from romsim.gpu_tables import Fraction, Gpu, find_gpu, gpus, launch_time, usual_fraction
 from romsim_compiler.groups import layer_shapes
 from romsim_compiler.memory_map import kv_bytes_per_token
 from romsim_compiler.technology import Range
@@ -43,10 +43,10 @@ class GpuDecode:
     fits: bool
     items: tuple[ByteItem, ...]  # of one step, which gives every sequence a token
     fraction: Fraction
-    bound: str  # "bandwidth" or "compute"
+    bound: str  # "bandwidth", "compute" or "launches"
     tokens_per_s: Range  # of one sequence
     aggregate_tokens_per_s: Range
-    limit_tokens_per_s: float  # of one sequence, at the whole bandwidth
+    limit_tokens_per_s: float  # of one sequence, at the whole bandwidth and no launches
     joules_per_token: Range  # at the part's rated power: an upper limit
     warnings: tuple[str, ...]
 
@@ -125,11 +125,16 @@ def decode_on_gpu(
     share = fraction if fraction is not None else usual_fraction(part, moved / 1e9)
     bandwidth = part.bandwidth_gb_s * 1e9 * n_devices
     compute = _step_flops(spec, context, batch) / (part.fp16_tflops * 1e12 * n_devices)
-    seconds = Range(
-        max(moved / (bandwidth * share.high), compute),
-        max(moved / (bandwidth * share.mid), compute),
-        max(moved / (bandwidth * share.low), compute),
+    launch = launch_time()
+    at_low, at_mid, at_high = (
+        max(moved / (bandwidth * part_used), compute, 1e-6 * us * spec.n_layers)
+        for part_used, us in (
+            (share.high, launch.low),
+            (share.mid, launch.mid),
+            (share.low, launch.high),
+        )
     )
+    seconds = Range(at_low, at_mid, at_high)
     rate = Range(1 / seconds.high, 1 / seconds.mid, 1 / seconds.low)
     power = part.power_w * n_devices
     held = items[0].bytes + items[1].bytes + _embedding_bytes(spec, head_bits or weight_bits)
@@ -144,7 +149,7 @@ def decode_on_gpu(
         fits=fits,
         items=items,
         fraction=share,
-        bound="compute" if compute * bandwidth * share.mid > moved else "bandwidth",
+        bound=_bound(moved / (bandwidth * share.mid), compute, seconds.mid),
         tokens_per_s=rate,
         aggregate_tokens_per_s=rate * batch,
         limit_tokens_per_s=1 / max(moved / bandwidth, compute),
@@ -168,6 +173,12 @@ def best_batch(
     stored = layers + head * (1 if spec.tie_embeddings else 2)
     free = _USABLE_MEMORY * part.memory_gb * 1e9 * n_devices - stored * weight_bits / 8
     return max(0, int(free // (context * kv_bytes_per_token(spec, kv_bits))))
+
+
+def _bound(moving: float, computing: float, seconds: float) -> str:
+    if seconds > max(moving, computing):
+        return "launches"
+    return "compute" if computing > moving else "bandwidth"
 
 
 def _embedding_bytes(spec: ModelSpec, head_bits: float) -> float:

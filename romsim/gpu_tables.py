@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from romsim_compiler.technology import Fact
 from romsim_models.errors import SpecError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "MeasuredRate",
     "find_gpu",
     "gpus",
+    "launch_time",
     "measured_rates",
     "parse_gpus",
     "usual_fraction",
@@ -120,10 +122,20 @@ class _Measured(_Model):
     source: _Text
 
 
+class _Launch(_Model):
+    low: _Positive
+    mid: _Positive
+    high: _Positive
+    unit: Literal["us/layer"]
+    grade: Literal["published", "measured", "derived", "assumed"]
+    source: _Text
+
+
 class _File(_Model):
     sources: dict[str, _Text]
     gpus: tuple[_Gpu, ...] = Field(min_length=1)
     fractions: tuple[_Fraction, ...] = Field(min_length=1)
+    launch: _Launch
     measured: tuple[_Measured, ...]
 
 
@@ -144,7 +156,7 @@ def parse_gpus(text: str, file: str) -> _File:
         dotted = ".".join(str(k) for k in first["loc"])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise SpecError(f"{file}: {dotted} must be valid: {message}") from None
-    for entry in (*checked.gpus, *checked.fractions, *checked.measured):
+    for entry in (*checked.gpus, *checked.fractions, checked.launch, *checked.measured):
         if entry.source not in checked.sources:
             raise SpecError(
                 f"{file}: source must be one of {', '.join(checked.sources)}, not "
@@ -192,6 +204,21 @@ def measured_rates() -> tuple[MeasuredRate, ...]:
     return tuple(
         MeasuredRate(**{**one.model_dump(), "source": tables.sources[one.source]})
         for one in tables.measured
+    )
+
+
+def launch_time() -> Fact:
+    """Return the least time of a layer on a GPU, in us."""
+    tables = _tables()
+    launch = tables.launch
+    return Fact(
+        key="launch",
+        low=launch.low,
+        mid=launch.mid,
+        high=launch.high,
+        unit=launch.unit,
+        grade=launch.grade,
+        source=tables.sources[launch.source],
     )
 
 
