@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["inlined", "kernel", "parallel_kernel", "source_fingerprint", "thread_limit"]
+__all__ = ["inlined", "kernel", "shared_kernel", "source_fingerprint"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FOLDER = Path(__file__).resolve().parent
@@ -60,20 +60,15 @@ def _compile(function: _Function, **options: Any) -> _Function:
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile a kernel that runs on one thread."""
+    """Compile a kernel that one thread runs."""
+    return _compile(function, error_model="numpy")
+
+
+def shared_kernel(function: _Function) -> _Function:
+    """Compile a kernel that several threads may run at once (see `romsim.cycle.workers`)."""
     return _compile(function, nogil=True, error_model="numpy")
-
-
-def parallel_kernel(function: _Function) -> _Function:
-    """Compile a kernel whose ``prange`` loops use the threads set with ``set_num_threads``."""
-    return _compile(function, nogil=True, error_model="numpy", parallel=True)
 
 
 def inlined(function: _Function) -> _Function:
     """Compile a primitive that kernels call; it has no cache of its own."""
     return numba.njit(error_model="numpy")(function)  # type: ignore[no-any-return]  # untyped
-
-
-def thread_limit() -> int:
-    """Return how many threads the kernels can use in this process."""
-    return int(numba.config.NUMBA_NUM_THREADS)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from romsim.cycle.adapters import AdapterGroup
     from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.workers import Workers
     from romsim_compiler.program import Instruction
 
 __all__ = ["Datapath", "Flight", "Recorder"]
@@ -60,6 +61,8 @@ class Datapath:
     ----------
     description
         The compiled chip, with images.
+    workers
+        Threads to share large matrices and attention.
 
     Attributes
     ----------
@@ -69,7 +72,8 @@ class Datapath:
         int32 [vocab_size], of the last executed ``matvec head``.
     """
 
-    def __init__(self, description: CompiledChip) -> None:
+    def __init__(self, description: CompiledChip, workers: Workers) -> None:
+        self._workers = workers
         spec = description.spec
         self._spec = spec
         self._numerics = description.numerics
@@ -185,7 +189,7 @@ class Datapath:
         matrix = self._matrices[instruction.operand]
         vector = flight.buffers.matrix_input(matrix.group.mapping.n_cols)
         out, _ = self.matvec_output(instruction, flight)
-        clipped = matrix.multiply(vector, out)
+        clipped = matrix.multiply(vector, out, self._workers)
         flight.buffers.has_delta = False
         if instruction.layer < 0:
             self._note("logits", flight, out)
@@ -260,26 +264,25 @@ class Datapath:
     def _attn(self, instruction: Instruction, flight: Flight) -> int:
         buffers, spec = flight.buffers, self._spec
         cache = flight.slot.layers[instruction.layer]
-        return int(
-            attention(
-                buffers.q_codes.reshape(-1),
-                buffers.q_shifts.reshape(-1),
-                cache.codes[0].reshape(-1),
-                cache.shifts[0].reshape(-1),
-                cache.codes[1].reshape(-1),
-                cache.shifts[1].reshape(-1),
-                self._context,
-                flight.position + 1,
-                self._numerics.attn_block,
-                spec.n_groups,
-                2 * self._numerics.linear_frac - 16,
-                self._tables["EXP"],
-                self._scores,
-                buffers.maxima.reshape(-1),
-                buffers.weights.reshape(-1),
-                buffers.sums.reshape(-1),
-            )
+        arguments = (
+            buffers.q_codes.reshape(-1),
+            buffers.q_shifts.reshape(-1),
+            cache.codes[0].reshape(-1),
+            cache.shifts[0].reshape(-1),
+            cache.codes[1].reshape(-1),
+            cache.shifts[1].reshape(-1),
+            self._context,
+            flight.position + 1,
+            self._numerics.attn_block,
+            spec.n_groups,
+            2 * self._numerics.linear_frac - 16,
+            self._tables["EXP"],
+            self._scores,
+            buffers.maxima.reshape(-1),
+            buffers.weights.reshape(-1),
+            buffers.sums.reshape(-1),
         )
+        return self._workers.run(attention, arguments, n_pieces=spec.n_heads)
 
     def _attn_out(self, instruction: Instruction, flight: Flight) -> int:
         buffers, spec = flight.buffers, self._spec

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
-from romsim.cycle.compiled import inlined, kernel, parallel_kernel
+from romsim.cycle.compiled import inlined, kernel, shared_kernel
 from romsim.cycle.kernels_dot import accumulate32, dot32
 from romsim.cycle.kernels_primitives import exp2n, reciprocal, rne, saturate, shr, shr_saturate
+from romsim.cycle.kernels_sharing import CLAIMED, CLIPPED, FINISHED, fetch_add
 from romsim.cycle.kernels_vector import quantise_blocks
 
 __all__ = ["attention", "attention_output", "quantise_heads"]
@@ -40,8 +40,9 @@ def _join(maxima: Any, weights: Any, sums: Any, left: Any, right: Any, width: An
         sums[a] = rne(sums[a], down_left) + rne(sums[b], down_right)
 
 
-@parallel_kernel
+@shared_kernel
 def attention(
+    counters: Any,
     q_codes: Any,  # int16 [n_heads * width]
     q_shifts: Any,  # int64 [n_heads * n_blocks]
     k_codes: Any,  # int8 [n_kv_heads * context * width]
@@ -58,8 +59,8 @@ def attention(
     maxima: Any,  # int64 [n_heads * depth], the merge stacks
     weights: Any,  # int64 [n_heads * depth]
     sums: Any,  # int64 [n_heads * depth * width]
-) -> Any:
-    """Attend to tokens 0 to ``n_tokens - 1``; return the saturations.
+) -> None:
+    """Attend to tokens 0 to ``n_tokens - 1``, a head a piece; count the saturations.
 
     The result of head ``h`` is left in entry 0 of its merge stack, ``h * depth``.
     """
@@ -67,8 +68,11 @@ def attention(
     n_blocks = q_shifts.shape[0] // n_heads
     width = 32 * n_blocks
     depth = maxima.shape[0] // n_heads
-    clipped = np.int64(0)
-    for head in prange(n_heads):
+    while True:
+        head = fetch_add(counters, CLAIMED, 1)
+        if head >= n_heads:
+            return
+        clipped = np.int64(0)
         row = (head // heads_per_kv) * context
         base = head * depth
         top = 0  # entries on the stack
@@ -118,7 +122,8 @@ def attention(
         while top > 1:  # what has no right neighbour passes up: join from the newest
             top -= 1
             _join(maxima, weights, sums, base + top - 1, base + top, width)
-    return clipped
+        fetch_add(counters, CLIPPED, clipped)
+        fetch_add(counters, FINISHED, 1)
 
 
 @kernel

@@ -1,8 +1,8 @@
 """Products of 32 codes at once, in LLVM's portable vector form.
 
 Numba widens ``int32 * int32`` to 64 bits, which no common vector unit multiplies; written as
-vectors of 32 elements, the compiler finds the multiply-and-add-pairs instructions of the machine that it
-runs on (8 times faster, measured). The results are exact integers either way.
+vectors of 32 elements, the compiler finds the multiply-and-add-pairs instructions of the machine
+that it runs on (8 times faster, measured). The results are exact integers either way.
 """
 
 from __future__ import annotations

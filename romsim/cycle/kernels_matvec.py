@@ -13,17 +13,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
-from romsim.cycle.compiled import kernel, parallel_kernel
+from romsim.cycle.compiled import kernel, shared_kernel
 from romsim.cycle.kernels_dot import dot32
 from romsim.cycle.kernels_primitives import rne, saturate, shr, shr_saturate
+from romsim.cycle.kernels_sharing import CLAIMED, CLIPPED, FINISHED, fetch_add
 
 __all__ = ["add_saturated", "embed_row", "matvec_exact", "matvec_rounded"]
 
 
-@parallel_kernel
+@shared_kernel
 def matvec_exact(
+    counters: Any,
+    rows_per_piece: Any,
     values: Any,  # int8 [n_rows * n_blocks * 32]
     scales: Any,  # int32 [n_rows * n_groups], on the grid
     minima: Any,  # int32 [n_rows * n_groups] or [0]
@@ -36,32 +38,39 @@ def matvec_exact(
     pre_shift: Any,
     shift: Any,
     out: Any,  # int32 [n_rows]
-) -> Any:
-    """Multiply; return the number of saturated outputs."""
+) -> None:
+    """Multiply; count the saturated outputs."""
     n_rows = out.shape[0]
     n_blocks = (codes.shape[0] + 31) // 32
     has_minimum = minima.shape[0] > 0
-    clipped = np.int64(0)
-    for row in prange(n_rows):
-        total = np.int64(0)
-        block = np.int64(0)
-        at = row * n_blocks * 32
-        for group in range(row * n_groups, (row + 1) * n_groups):
-            scale = np.int64(scales[group])
-            minimum = np.int64(minima[group]) if has_minimum else np.int64(0)
-            end = min(block + blocks_per_group, n_blocks)
-            while block < end:
-                product = dot32(values, at + block * 32, codes, block * 32)
-                total += (product * scale + sums[block] * minimum) << shifts[block]
-                block += 1
-        result, clip = shr_saturate(rne(total, pre_shift) * multiplier, shift)
-        out[row] = result
-        clipped += clip
-    return clipped
+    while True:
+        first = fetch_add(counters, CLAIMED, 1) * rows_per_piece
+        if first >= n_rows:
+            return
+        clipped = np.int64(0)
+        for row in range(first, min(first + rows_per_piece, n_rows)):
+            total = np.int64(0)
+            block = np.int64(0)
+            at = row * n_blocks * 32
+            for group in range(row * n_groups, (row + 1) * n_groups):
+                scale = np.int64(scales[group])
+                minimum = np.int64(minima[group]) if has_minimum else np.int64(0)
+                end = min(block + blocks_per_group, n_blocks)
+                while block < end:
+                    product = dot32(values, at + block * 32, codes, block * 32)
+                    total += (product * scale + sums[block] * minimum) << shifts[block]
+                    block += 1
+            result, clip = shr_saturate(rne(total, pre_shift) * multiplier, shift)
+            out[row] = result
+            clipped += clip
+        fetch_add(counters, CLIPPED, clipped)
+        fetch_add(counters, FINISHED, 1)
 
 
-@parallel_kernel
+@shared_kernel
 def matvec_rounded(
+    counters: Any,
+    rows_per_piece: Any,
     values: Any,  # int8 [n_rows * n_blocks * 32]
     significands: Any,  # int16 [n_rows * n_groups]
     exponents: Any,  # int8 [n_rows * n_groups]
@@ -75,28 +84,32 @@ def matvec_rounded(
     sums: Any,  # int64 [n_blocks]
     shift: Any,
     out: Any,  # int32 [n_rows]
-) -> Any:
-    """Multiply, each term shifted or rounded to the grid on its own; return the saturations."""
+) -> None:
+    """Multiply, each term shifted or rounded to the grid on its own; count the saturations."""
     n_rows = out.shape[0]
     n_blocks = (codes.shape[0] + 31) // 32
     has_minimum = min_significands.shape[0] > 0
-    clipped = np.int64(0)
-    for row in prange(n_rows):
-        total = np.int64(0)
-        for block in range(n_blocks):
-            group = row * n_groups + block // blocks_per_group
-            product = dot32(values, (row * n_blocks + block) * 32, codes, block * 32)
-            down = np.int64(grid) - shifts[block]
-            total += shr(product * np.int64(significands[group]), down - np.int64(exponents[group]))
-            if has_minimum:
-                total += shr(
-                    sums[block] * np.int64(min_significands[group]),
-                    down - np.int64(min_exponents[group]),
-                )
-        result, clip = shr_saturate(total, shift)
-        out[row] = result
-        clipped += clip
-    return clipped
+    while True:
+        first = fetch_add(counters, CLAIMED, 1) * rows_per_piece
+        if first >= n_rows:
+            return
+        clipped = np.int64(0)
+        for row in range(first, min(first + rows_per_piece, n_rows)):
+            total = np.int64(0)
+            for block in range(n_blocks):
+                group = row * n_groups + block // blocks_per_group
+                product = dot32(values, (row * n_blocks + block) * 32, codes, block * 32)
+                down = np.int64(grid) - shifts[block]
+                scale = np.int64(significands[group])
+                total += shr(product * scale, down - np.int64(exponents[group]))
+                if has_minimum:
+                    minimum = np.int64(min_significands[group])
+                    total += shr(sums[block] * minimum, down - np.int64(min_exponents[group]))
+            result, clip = shr_saturate(total, shift)
+            out[row] = result
+            clipped += clip
+        fetch_add(counters, CLIPPED, clipped)
+        fetch_add(counters, FINISHED, 1)
 
 
 @kernel

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from romsim.cycle.adapters import AdapterGroup, load_adapter
-from romsim.cycle.compiled import thread_limit
 from romsim.cycle.datapath import Datapath, Flight, Recorder
 from romsim.cycle.state import SlotState, TokenBuffers
 from romsim.cycle.timekeeper import Event, Timekeeper, Timeline
 from romsim.cycle.trace import Tracer
 from romsim.cycle.weights import BLOCK
+from romsim.cycle.workers import Workers
 from romsim_models.errors import CapacityError, DescriptionError, SpecError
 
 if TYPE_CHECKING:
@@ -96,8 +95,7 @@ class CycleModel:
     description
         What to execute; it must have images and an executable target.
     threads
-        Threads of the matrix and attention kernels; no more are used than Numba was given
-        (``NUMBA_NUM_THREADS``). Values do not depend on it.
+        Threads that share large matrices and attention. Values do not depend on it.
     record
         Called with every operator's output: name (``L0.attn_norm.codes``), position, values.
     trace
@@ -123,10 +121,10 @@ class CycleModel:
         if threads < 1:
             raise SpecError(f"threads must be at least 1, not {threads!r}")
         self.description = description
-        self.threads = min(threads, thread_limit())
+        self.threads = threads
         self.saturations = 0
         """Values clipped to 32 bits since the model was made."""
-        self._datapath = Datapath(description)
+        self._datapath = Datapath(description, Workers(threads))
         self._datapath.record = record
         self._tracer = Tracer(description, trace) if trace is not None else None
         self._timekeeper = Timekeeper(description)
@@ -182,8 +180,8 @@ class CycleModel:
             else:
                 remedy = f"shorten the prompt to {room} tokens, or {remedy}"
             raise CapacityError(
-                f"Run of {prompt_tokens} prompt and {new_tokens} new tokens must fit the KV cache of "
-                f"{context} tokens, of which {used} are taken; {remedy}"
+                f"Run of {prompt_tokens} prompt and {new_tokens} new tokens must fit the KV cache "
+                f"of {context} tokens, of which {used} are taken; {remedy}"
             )
 
     def step(self, token: int, *, adapter: str | None = None, slot: int = 0) -> StepResult:
@@ -265,7 +263,6 @@ class CycleModel:
         ]
         ranks = {name: group.ranks for name, group in groups.items()}
         timeline = self._timekeeper.time(program, state.position, ranks)
-        numba.set_num_threads(self.threads)
         execute = self._datapath.execute
         clipped = 0
         for instruction, issue, idle in timeline.events:

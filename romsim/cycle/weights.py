@@ -15,6 +15,7 @@ from romsim_models.errors import DescriptionError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from romsim.cycle.workers import Workers
     from romsim_compiler.program import PlacedGroup
     from romsim_compiler.target import Target
 
@@ -24,6 +25,7 @@ BLOCK = 32
 """Elements that share one shift in a matrix's input."""
 
 _EXPONENT_FIELD = 31
+_PIECE = 1 << 16  # weights that a thread claims at once: about 10 us of work
 _SCALE_LIMIT = 1 << 31  # of a significand on the grid: the kernel holds it as int32
 
 
@@ -121,7 +123,7 @@ class Matrix:
             arrays += [part.significands, part.exponents]
         return sum(array.nbytes for array in arrays)
 
-    def multiply(self, vector: MatrixInput, out: NDArray[np.int32]) -> int:
+    def multiply(self, vector: MatrixInput, out: NDArray[np.int32], workers: Workers) -> int:
         """Multiply by a vector.
 
         Parameters
@@ -130,6 +132,8 @@ class Matrix:
             The input, as many blocks as the matrix has.
         out
             int32 [n_rows], overwritten.
+        workers
+            Threads to share the rows.
 
         Returns
         -------
@@ -140,41 +144,43 @@ class Matrix:
         shift = group.in_frac - group.out_frac - group.grid - group.multiplier_exp
         n_blocks = len(vector.shifts)
         per_group = group.group // BLOCK if group.group else n_blocks
+        rows = max(1, _PIECE // self.values.shape[1])
+        n_pieces = -(-len(out) // rows)
         if self.on_grid is not None:
             scales, minima = self.on_grid
-            return int(
-                matvec_exact(
-                    self.values.reshape(-1),
-                    scales.reshape(-1),
-                    minima.reshape(-1),
-                    scales.shape[1],
-                    per_group,
-                    vector.codes,
-                    vector.shifts,
-                    vector.sums,
-                    group.multiplier,
-                    group.pre_shift,
-                    shift - group.pre_shift,
-                    out,
-                )
-            )
-        return int(
-            matvec_rounded(
+            arguments = (
+                rows,
                 self.values.reshape(-1),
-                self.scales.significands.reshape(-1),
-                self.scales.exponents.reshape(-1),
-                self.minima.significands.reshape(-1),
-                self.minima.exponents.reshape(-1),
-                group.grid,
-                self.scales.significands.shape[1],
+                scales.reshape(-1),
+                minima.reshape(-1),
+                scales.shape[1],
                 per_group,
                 vector.codes,
                 vector.shifts,
                 vector.sums,
-                shift,
+                group.multiplier,
+                group.pre_shift,
+                shift - group.pre_shift,
                 out,
             )
+            return workers.run(matvec_exact, arguments, n_pieces=n_pieces)
+        rounded = (
+            rows,
+            self.values.reshape(-1),
+            self.scales.significands.reshape(-1),
+            self.scales.exponents.reshape(-1),
+            self.minima.significands.reshape(-1),
+            self.minima.exponents.reshape(-1),
+            group.grid,
+            self.scales.significands.shape[1],
+            per_group,
+            vector.codes,
+            vector.shifts,
+            vector.sums,
+            shift,
+            out,
         )
+        return workers.run(matvec_rounded, rounded, n_pieces=n_pieces)
 
     def embed(self, token: int, residual_frac: int, out: NDArray[np.int32]) -> int:
         """Write the token's row as residual stream, int32 [dim]; return the saturations."""

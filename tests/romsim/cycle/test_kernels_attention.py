@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from romsim.cycle.kernels_attention import attention, attention_output
+from romsim.cycle.workers import Workers
 from tests.romsim.cycle import page
 
 TABLES = {name: np.array(values, np.int64) for name, values in page.tables().items()}
@@ -64,12 +65,12 @@ def run(
         (codes.astype(np.int8).reshape(-1), shifts.astype(np.int8).reshape(-1))
         for codes, shifts, _ in cached
     )
-    clipped = attention(
+    arguments = (
         q_codes.astype(np.int16).reshape(-1), q_shifts.reshape(-1), k_codes, k_shifts,
-        v_codes, v_shifts, context, n_tokens,
-        attn_block, n_heads // n_kv_heads, 16, TABLES["EXP"],
-        np.zeros((n_heads, attn_block), np.int64), maxima, weights, sums,
+        v_codes, v_shifts, context, n_tokens, attn_block, n_heads // n_kv_heads, 16,
+        TABLES["EXP"], np.zeros((n_heads, attn_block), np.int64), maxima, weights, sums,
     )  # fmt: skip
+    clipped = Workers(2).run(attention, arguments, n_pieces=n_heads)
     found = []
     for head in range(n_heads):
         o = sums.reshape(n_heads, depth, width)[head, 0]

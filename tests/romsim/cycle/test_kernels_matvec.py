@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from romsim.cycle.adapters import AdapterMatrix, Projection
 from romsim.cycle.kernels_matvec import embed_row
 from romsim.cycle.weights import Matrix, MatrixInput, Scales, decode_scales
+from romsim.cycle.workers import Workers
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import PlacedGroup
 from romsim_models.errors import DescriptionError
 from tests.romsim.cycle import page
 
 REPEATABLE = settings(deadline=None, derandomize=True, max_examples=60)
+WORKERS = Workers(2)
 EMPTY = Scales(significands=np.zeros((0, 0), np.int16), exponents=np.zeros((0, 0), np.int8))
 
 
@@ -144,7 +146,7 @@ def test_matrix_times_vector_is_the_pages(
         for i in range(n_rows)
     ]  # fmt: skip
     out = np.zeros(n_rows, np.int32)
-    clipped = case.matrix.multiply(vector_of(blocks), out)
+    clipped = case.matrix.multiply(vector_of(blocks), out, WORKERS)
     assert out.tolist() == expected
     assert clipped == page.clips[0] - before
 
@@ -177,7 +179,7 @@ def test_one_scale_for_the_whole_matrix_is_the_pages(
         for row in values.tolist()
     ]
     out = np.zeros(7, np.int32)
-    assert matrix.multiply(vector_of(blocks), out) == page.clips[0] - before
+    assert matrix.multiply(vector_of(blocks), out, WORKERS) == page.clips[0] - before
     assert out.tolist() == expected
 
 
@@ -191,7 +193,7 @@ def test_a_left_shift_past_the_word_saturates() -> None:
         on_grid=(np.ones((1, 1), np.int32), np.zeros((0, 0), np.int32)),
     )
     out = np.zeros(1, np.int32)
-    assert matrix.multiply(vector_of([([1] * 32, 20)]), out) == 1
+    assert matrix.multiply(vector_of([([1] * 32, 20)]), out, WORKERS) == 1
     assert out[0] == 2**31 - 1
 
 
