@@ -1,0 +1,117 @@
+"""The MXINT8 quantiser (docs/numerics.md, section 2): 32 values become codes, a shift and a sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_compiler.target import MX_BLOCK
+from romsim_rtl.primitives import add_tree, bit_length, lane_signals, magnitude, round_shift_by
+
+__all__ = ["QUANTIZER_CYCLES", "MxQuantizer"]
+
+QUANTIZER_CYCLES = 4
+"""Cycles from valid values to valid codes: OR, codes, codes anew if one was 128, sum."""
+
+
+class MxQuantizer(wiring.Component):
+    """Quantise one block of 32 a cycle.
+
+    Positions that a short block lacks must be 0.
+
+    Members
+    -------
+    measure : In(1)
+        ``values`` are valid: ``magnitude`` is their OR of magnitudes one cycle later.
+    start : In(1)
+        They are to be quantised as well; only together with ``measure``.
+    values : In(signed(32)).array(32)
+        The block.
+    magnitude : Out(32)
+        OR of the magnitudes of the last measured block.
+    done : Out(1)
+        The results of the block that was started 4 cycles ago are valid.
+    codes : Out(256)
+        Codes, signed 8 bits each, position 0 in the least significant.
+    shift : Out(5)
+        The block's exponent.
+    total : Out(signed(13))
+        Sum of the codes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "measure": In(1),
+                "start": In(1),
+                "values": In(signed(32)).array(MX_BLOCK),
+                "magnitude": Out(32),
+                "done": Out(1),
+                "codes": Out(8 * MX_BLOCK),
+                "shift": Out(5),
+                "total": Out(signed(13)),
+            }
+        )
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build the pipeline."""
+        m = Module()
+        started = Signal()
+        coded = Signal()
+        selected = Signal()
+        m.d.sync += [started.eq(self.start), coded.eq(started), selected.eq(coded)]
+        m.d.sync += self.done.eq(selected)
+
+        held = lane_signals("held", MX_BLOCK, 32)
+        measured = Signal(32, reset_less=True)
+        any_bit = magnitude(self.values[0])
+        for lane in range(1, MX_BLOCK):
+            any_bit = any_bit | magnitude(self.values[lane])
+        with m.If(self.measure):
+            m.d.sync += measured.eq(any_bit)
+        with m.If(self.start):
+            m.d.sync += [held[lane].eq(self.values[lane]) for lane in range(MX_BLOCK)]
+        m.d.comb += self.magnitude.eq(measured)
+
+        length = bit_length(measured)
+        exponent = Mux(length > 7, length - 7, 0)[:5]
+        first_shift = Signal(5, reset_less=True)
+        first = lane_signals("first", MX_BLOCK, 9)
+        first_held = lane_signals("first_held", MX_BLOCK, 32)
+        with m.If(started):
+            m.d.sync += first_shift.eq(exponent)
+            for lane in range(MX_BLOCK):
+                m.d.sync += [
+                    first[lane].eq(_narrow(held[lane], exponent)),
+                    first_held[lane].eq(held[lane]),
+                ]
+
+        # ±128 is the only code with bit 7 set and the lower bits clear
+        is_over = Cat(code[7] & ~code[:7].any() for code in first).any()
+        second_shift = Signal(5, reset_less=True)
+        second = lane_signals("second", MX_BLOCK, 8)
+        with m.If(coded):
+            m.d.sync += second_shift.eq(first_shift + is_over)
+            for lane in range(MX_BLOCK):
+                anew = _narrow(first_held[lane], (first_shift + 1)[:5])
+                m.d.sync += second[lane].eq(Mux(is_over, anew, first[lane])[:8].as_signed())
+
+        codes = Signal(8 * MX_BLOCK, reset_less=True)
+        shift = Signal(5, reset_less=True)
+        total = Signal(signed(13), reset_less=True)
+        with m.If(selected):
+            m.d.sync += [
+                codes.eq(Cat(*second)),
+                shift.eq(second_shift),
+                total.eq(add_tree(list(second))),
+            ]
+        m.d.comb += [self.codes.eq(codes), self.shift.eq(shift), self.total.eq(total)]
+        return m
+
+
+def _narrow(value: Any, shift: Any) -> Any:
+    # |value| <= 2^31: one more bit leaves room for the half that is added
+    return round_shift_by(Cat(value, value[-1]).as_signed(), shift)[:9].as_signed()
