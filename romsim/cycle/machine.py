@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim.cycle.chip import CompiledChip
-    from romsim.cycle.trace import SramWrite
+    from romsim.cycle.trace import BeatTimes, SramWrite
     from romsim_compiler.program import Program
 
 __all__ = ["CycleModel", "PrefillResult", "StepResult"]
@@ -99,7 +99,9 @@ class CycleModel:
     record
         Called with every operator's output: name (``L0.attn_norm.codes``), position, values.
     trace
-        Called with every write into the SRAM of a tile or of the vector unit.
+        Called with every word written into a buffer or into the SRAM of a tile.
+    beat_times
+        Cycle of a word inside its instruction, for ``trace``; see `romsim.cycle.trace.BeatTimes`.
 
     Raises
     ------
@@ -116,6 +118,7 @@ class CycleModel:
         threads: int = 2,
         record: Recorder | None = None,
         trace: Callable[[SramWrite], None] | None = None,
+        beat_times: BeatTimes | None = None,
     ) -> None:
         _check(description)
         if threads < 1:
@@ -126,7 +129,7 @@ class CycleModel:
         """Values clipped to 32 bits since the model was made."""
         self._datapath = Datapath(description, Workers(threads))
         self._datapath.record = record
-        self._tracer = Tracer(description, trace) if trace is not None else None
+        self._tracer = Tracer(description, trace, beat_times) if trace is not None else None
         self._timekeeper = Timekeeper(description)
         self._adapters: dict[str, dict[str, AdapterGroup]] = {}
         self._slots: dict[int, SlotState] = {}

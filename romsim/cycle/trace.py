@@ -41,17 +41,18 @@ class SramWrite:
     unit
         ``V`` for the vector unit's buffers, ``H`` and ``L`` for tiles.
     memory
-        ``X``, ``Y``, ``D``, ``O`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and ``V``
-        (one tile).
+        ``X``, ``Y``, ``D``, ``O``, ``OL`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and
+        ``V`` (one tile), ``LOGITS`` (host port).
     tile
         Tile of the word, or ``ALL_TILES``.
     address
-        Word address. X, D and Y after an operator of the vector unit: number of the beat of
-        ``n_lanes`` elements. Y after a ``matvec``: first row of the beat. O and Q: head. XB: block.
-        K, V: as the page has it.
+        Word address. X, Y, D, O, LOGITS: number of the word of ``n_lanes`` elements. OL and Q:
+        head. XB: block. K, V: as the page has it.
+    lane
+        First element of the word that is written; a ``matvec`` may write a part of one.
     data
-        int64: elements; XB: codes, shift, sum of codes; Q, K, V: codes, then the shifts; O: the
-        weight, then the sums.
+        int64: elements (O: the sums of all heads, OL: a head's weight); XB: codes, shift, sum of
+        codes; Q, K, V: codes, then the shifts.
     token
         In-flight index, which selects the buffer.
     beat
@@ -66,6 +67,7 @@ class SramWrite:
     memory: str
     tile: int
     address: int
+    lane: int
     data: NDArray[np.int64]
     token: int
     beat: int
@@ -74,7 +76,7 @@ class SramWrite:
     cycle: int | None
 
 
-_Word = tuple[str, str, int, int, "NDArray[Any]"]  # unit, memory, tile, address, data
+_Word = tuple[str, str, int, int, int, "NDArray[Any]"]  # unit, memory, tile, address, lane, data
 
 
 def kv_address(
@@ -137,10 +139,10 @@ class Tracer:
         """Report the words that an instruction wrote."""
         words = list(self._words(instruction, flight, datapath, slot))
         totals: dict[str, int] = {}
-        for _, memory, _, _, _ in words:
+        for _, memory, *_ in words:
             totals[memory] = totals.get(memory, 0) + 1
         seen: dict[str, int] = {}
-        for unit, memory, tile, address, data in words:
+        for unit, memory, tile, address, lane, data in words:
             beat = seen.get(memory, 0)
             seen[memory] = beat + 1
             offset = None
@@ -152,6 +154,7 @@ class Tracer:
                     memory=memory,
                     tile=tile,
                     address=address,
+                    lane=lane,
                     data=np.array(data, dtype=np.int64),
                     token=instruction.token,
                     beat=beat,
@@ -179,14 +182,12 @@ class Tracer:
             case "rope":
                 for head in range(spec.n_heads):
                     word = np.concatenate((buffers.q_codes[head], buffers.q_shifts[head]))
-                    yield "H", "Q", ALL_TILES, head, word
+                    yield "H", "Q", ALL_TILES, head, 0, word
                 yield from self._kv(instruction, flight, slot)
             case "attn":
+                yield from self._beats("O", buffers.sums[:, 0, : spec.head_dim].reshape(-1))
                 for head in range(spec.n_heads):
-                    word = np.append(
-                        buffers.weights[head, 0], buffers.sums[head, 0, : spec.head_dim]
-                    )
-                    yield "V", "O", ALL_TILES, head, word
+                    yield "V", "OL", ALL_TILES, head, 0, buffers.weights[head, :1]
             case "norm" | "attn_out" | "glu":
                 n = {"attn_out": spec.q_dim, "glu": spec.hidden_dim}.get(instruction.op)
                 if n is None:
@@ -198,25 +199,27 @@ class Tracer:
                     for block, shift in enumerate(vector.shifts):
                         codes = vector.codes[block * BLOCK : min((block + 1) * BLOCK, n)]
                         word = np.append(codes, (shift, vector.sums[block]))
-                        yield "L", "XB", ALL_TILES, block, word
+                        yield "L", "XB", ALL_TILES, block, 0, word
 
-    def _beats(self, memory: str, values: NDArray[np.int32]) -> Iterator[_Word]:
-        lanes = self._target.vector.n_lanes
-        for beat, first in enumerate(range(0, len(values), lanes)):
-            yield "V", memory, ALL_TILES, beat, values[first : first + lanes]
+    def _beats(self, memory: str, values: NDArray[Any], first: int = 0) -> Iterator[_Word]:
+        """Words of elements that stand at ``first`` of the buffer and behind it."""
+        lanes, end = self._target.vector.n_lanes, first + len(values)
+        at = first
+        while at < end:
+            upto = min((at // lanes + 1) * lanes, end)
+            yield "V", memory, ALL_TILES, at // lanes, at % lanes, values[at - first : upto - first]
+            at = upto
 
     def _matvec(
         self, instruction: Instruction, flight: Flight, datapath: Datapath
     ) -> Iterator[_Word]:
-        """Rows as they are collected: step by step, ``n_lanes`` rows in a beat."""
+        """Rows as they are collected, step by step."""
         mapping = self._groups[instruction.operand].mapping
         values, offset = datapath.matvec_output(instruction, flight)
-        lanes = self._target.vector.n_lanes
-        for step in range(0, mapping.n_rows, mapping.rows_per_step):
-            end = min(step + mapping.rows_per_step, mapping.n_rows)
-            for first in range(step, end, lanes):
-                rows = values[first : min(first + lanes, end)]
-                yield "V", "Y", ALL_TILES, offset + first, rows
+        memory = "LOGITS" if instruction.layer < 0 else "Y"
+        for first in range(0, mapping.n_rows, mapping.rows_per_step):
+            rows = values[first : first + mapping.rows_per_step]
+            yield from self._beats(memory, rows, offset + first)
 
     def _kv(self, instruction: Instruction, flight: Flight, slot: int) -> Iterator[_Word]:
         spec, elems = self._spec, self._target.attention.word_elems
@@ -245,4 +248,4 @@ class Tracer:
                             shifts[head, flight.position, blocks],
                         )
                     )
-                    yield "H", memory, tile, address, data
+                    yield "H", memory, tile, address, 0, data
