@@ -96,7 +96,7 @@ def compile(
         loras = {n: read_adapter(Path(f), checkpoint.spec) for n, f in adapters.items()}
     options = CompileOptions(
         context=context,
-        rules=parse_rules(quantize),
+        rules=parse_rules([*_meant_for(model, chip), *quantize]),
         weights=None if weights is None else parse_format(weights),
         adapters=tuple(loras.items()),
         fitted=fit,
@@ -106,6 +106,18 @@ def compile(
 
         chip = fit_target(checkpoint, chip, options=options, rank=rank, area_mm2=area_mm2)
     return compile_model(checkpoint, chip, out, options=options, progress=progress)
+
+
+def _meant_for(model: str | Path, chip: Target) -> list[str]:
+    """Return the rule for the weights of a built-in random model, by the format it is meant for."""
+    from romsim_models.registry import named_models
+
+    known = named_models().get(str(model))
+    wanted = None if known is None or known.kind != "synthetic" else known.weight_format
+    if wanted is None or (wanted == "ternary" and chip.array.encoding != "ternary"):
+        return []
+    suffix = "" if wanted == "ternary" else f"g{max(32, chip.array.scale_group)}"
+    return [f"blk.*={wanted}{suffix}"]
 
 
 def audit(

@@ -117,8 +117,9 @@ def check_format(fmt: WeightFormat, target: Target, tensor: str) -> None:
             f"{target.name!r}, whose ROM words hold scales only; use a target with minima such as "
             f"'roma-7nm-g32'"
         )
-    if fmt.kind == "ternary" and array.lane_bits < 2:
+    if fmt.kind == "ternary" and array.encoding != "ternary":
         raise SpecError(
-            f"Target {target.name!r} must have lanes of at least 2 bits for the ternary tensor "
-            f"{tensor!r}, not {array.lane_bits}"
+            f"Target {target.name!r} must have array.encoding 'ternary' for the ternary tensor "
+            f"{tensor!r}, not {array.encoding!r}; use a target such as 'tom-7nm-int8' or "
+            f"'small-ternary', or int2 codes"
         )

@@ -1,8 +1,8 @@
 """The operator graph of one token: what is computed, and which operator needs which result.
 
 Nodes are numbered in the model's own order. An edge carries the name of the value that passes:
-``x`` (residual), ``in`` (MXINT8 input of a matrix), ``y`` (its result), ``d`` (the adapter's part), ``q``
-and ``kv`` (attention's words), ``o`` (attention's sums), ``turn`` (sine and cosine).
+``x`` (residual), ``in`` (MXINT8 input of a matrix), ``y`` (its result), ``d`` (the adapter's part),
+``q`` and ``kv`` (attention's words), ``o`` (attention's sums), ``turn`` (sine and cosine).
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ _FUSED = {
     "gu": ("ffn_gate", "ffn_up"),
     "down": ("ffn_down",),
 }
+# Matrices of different formats cannot be fused; then each has a grid of its own.
+_ALONE = {"qkv": ("q", "k", "v"), "o": ("o",), "gu": ("gate", "up"), "down": ("down",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +74,8 @@ class IntegerDecoder:
         floating point.
     grids
         Grid exponent γ by fused group: ``"L0.qkv"``, ``"L0.o"``, ``"L0.gu"``, ``"L0.down"``, …,
-        ``"head"``. ``None`` derives all by the page's rule.
+        ``"head"``; or, for a group whose matrices are not fused, by matrix: ``"L0.q"``, ….
+        ``None`` derives all by the page's rule, fused.
     loras
         Adapters that `forward` can choose, by name.
     device
@@ -320,18 +323,22 @@ class IntegerDecoder:
         for name in self._choices:
             if name not in names:
                 raise SpecError(f"choices must name tensors of the model, not {name!r}")
-        expected = [f"L{i}.{part}" for i in range(self.spec.n_layers) for part in _FUSED]
-        expected.append("head")
         if self._grids is None:
             return
+        named = set(self._grids)
+        either = [("head", {"head"})]
+        for layer in range(self.spec.n_layers):
+            for part, alone in _ALONE.items():
+                either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in alone}))
+        known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:
-            if name not in expected:
+            if name not in known:
                 raise SpecError(
                     f"grids must name fused groups such as 'L0.qkv' or 'head', not {name!r}"
                 )
-        for name in expected:
-            if name not in self._grids:
-                raise SpecError(f"grids must name every fused group; {name!r} is missing")
+        for group, alone in either:
+            if group not in named and not alone <= named:
+                raise SpecError(f"grids must name every fused group; {group!r} is missing")
 
     def _matrix(self, name: str) -> IntegerMatrix:
         tensor = self._checkpoint.read(name)
@@ -339,7 +346,6 @@ class IntegerDecoder:
 
     def _linears(self, group: str, matrices: list[IntegerMatrix]) -> list[Linear]:
         """Make the matrices of one fused group ready on their common grid."""
-        grid = derive_grid(matrices) if self._grids is None else self._grids[group]
         return [
             Linear(
                 matrix,
@@ -348,8 +354,17 @@ class IntegerDecoder:
                 resident=self._resident,
                 device=self.device,
             )
-            for matrix in matrices
+            for matrix, grid in zip(matrices, self._group_grids(group, matrices), strict=True)
         ]
+
+    def _group_grids(self, group: str, matrices: list[IntegerMatrix]) -> list[int]:
+        """Return the grid of each matrix of a group."""
+        if self._grids is None:
+            return [derive_grid(matrices)] * len(matrices)
+        if group in self._grids:
+            return [self._grids[group]] * len(matrices)
+        layer, _, part = group.partition(".")
+        return [self._grids[f"{layer}.{name}"] for name in _ALONE[part]]
 
     def _load_norm(self, name: str, input_frac: int) -> Norm:
         tensor = self._checkpoint.read(name)
