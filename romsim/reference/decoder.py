@@ -326,10 +326,11 @@ class IntegerDecoder:
         if self._grids is None:
             return
         named = set(self._grids)
-        either = [("head", {"head"})]
+        either: list[tuple[str, set[str]]] = []
         for layer in range(self.spec.n_layers):
             for part, alone in _ALONE.items():
                 either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in alone}))
+        either.append(("head", {"head"}))
         known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:
             if name not in known:
