@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from romsim.area_parts import Part, Parts, default_zero_bits, parts_of
+from romsim.area_parts import Part, Parts, default_zero_bits, parts_of, sum_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
@@ -166,6 +166,16 @@ class _Builder:
         self.items: list[Item] = []
         self._synthesised = synthesised
 
+    def check(self) -> None:
+        """Refuse a measured area that replaced nothing."""
+        known = {(unit, component) for unit, component, _, _ in self.items}
+        for unit, component in self._synthesised:
+            if (unit, component) not in known:
+                listed = ", ".join(f"{u}/{c}" for u, c, _, _ in self.items)
+                raise SpecError(
+                    f"Synthesised component must be one of {listed}, not '{unit}/{component}'"
+                )
+
     def add(self, unit: str, component: str, count: int, part: Part) -> None:
         if self._synthesised:
             part = self._synthesised.get((unit, component), part)
@@ -203,7 +213,8 @@ def estimate_area(
     Raises
     ------
     SpecError
-        If the style is neither of the two, or the share of zero bits no share.
+        If the style is neither of the two, the share of zero bits no share, or a synthesised
+        component unknown.
     """
     tech = technology if technology is not None else load_technology(target.technology)
     style = rom_style if rom_style is not None else tech.rom_style
@@ -227,6 +238,7 @@ def estimate_area(
     build.add("sequencer", "control", 1, parts.gates(_CONTROL_GATES))
     build.add("sequencer", "slot state", target.schedule.n_slots, parts.flops(128))
     build.add("periphery", "host port, clock, pads", 1, _periphery(build.items, tech))
+    build.check()
     return AreaReport(target=target.name, technology=tech.name, items=tuple(build.items))
 
 
@@ -251,7 +263,8 @@ def _l_units(build: _Builder, parts: Parts, target: Target, widths: _Widths, rom
     if array.scale_bits:
         scale = parts.scale(array, target.formats.activation)
         build.add("L-units", "scale multipliers", n_cells * batch * array.n_scales, scale)
-    build.add("L-units", "accumulators", n_cells * batch, parts.accumulator(64))
+    total = parts.accumulator(sum_bits(target.formats.activation))
+    build.add("L-units", "accumulators", n_cells * batch, total)
     build.add(
         "L-units",
         "row-sum tree",
@@ -278,13 +291,16 @@ def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> 
         shifters = n_lanes // MX_BLOCK
         build.add("H-units", "block shifters", shifters, parts.shifter(48, 50))
     build.add("H-units", "word registers", tiles, parts.flops(2 * word_bits))
-    build.add("H-units", "query buffer", tiles, parts.sram(-(-widths.heads // 32), 32 * 8 + 8))
+    build.add(
+        "H-units", "query buffer", tiles, parts.sram(-(-widths.heads // 32), 32 * 8 + 8 * is_mx)
+    )
     local = -(-att.attn_block // tiles)
     build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
     n_units = tiles * att.heads_parallel
     build.add("H-units", "exponentials", n_units, parts.exponential())
-    build.add("H-units", "value sums", n_lanes, parts.accumulator(64))
-    build.add("H-units", "sum buffer", tiles, parts.sram(-(-widths.heads // 16), 16 * 64))
+    width = sum_bits(target.formats.kv)
+    build.add("H-units", "value sums", n_lanes, parts.accumulator(width))
+    build.add("H-units", "sum buffer", tiles, parts.sram(-(-widths.heads // 16), 16 * width))
 
 
 def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:

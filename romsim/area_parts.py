@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec
 from romsim_compiler.target import MX_BLOCK, Array, Target
 from romsim_compiler.technology import GRADES, Range, Technology, sum_ranges
 
-__all__ = ["ZERO_BITS", "Part", "Parts", "default_zero_bits", "join", "parts_of"]
+__all__ = ["ZERO_BITS", "Part", "Parts", "default_zero_bits", "join", "parts_of", "sum_bits"]
 
 _P = ParamSpec("_P")
 
@@ -21,9 +21,13 @@ ZERO_BITS = {"ternary": 0.71, "unsigned": 0.487}
 
 _FIXED_SHIFT_BITS = 25  # MXINT8 shifts are 0 … 25
 _SIGNIFICAND_BITS = 11  # of a binary16 scale
-_GRID_BITS = 64  # accumulators and grid shifters
 _MAX_REMEMBERED = 8192
 _TABLE_ZERO_BITS = 0.487
+
+
+def sum_bits(number_format: str) -> int:
+    """Return the width of sums: exact in integers, binary32 where the inputs are FP8."""
+    return 64 if number_format == "mxint8" else 32
 
 
 def default_zero_bits(target: Target) -> float:
@@ -218,12 +222,13 @@ class Parts:
         if activation == "mxint8" and array.scale_group > MX_BLOCK:
             partial += _FIXED_SHIFT_BITS  # blocks are shifted before they share a multiplier
             sums += _FIXED_SHIFT_BITS
-        parts = [self.multiplier(partial, _SIGNIFICAND_BITS), self.shifter(_GRID_BITS, 63)]
+        width = sum_bits(activation)
+        parts = [self.multiplier(partial, _SIGNIFICAND_BITS), self.shifter(width, width - 1)]
         if array.min_bits:
-            parts += [self.multiplier(sums, _SIGNIFICAND_BITS), self.shifter(_GRID_BITS, 63)]
+            parts += [self.multiplier(sums, _SIGNIFICAND_BITS), self.shifter(width, width - 1)]
         elif array.zero_bits:
             parts.append(self.multiplier(sums, array.zero_bits))
-        parts.append(self.accumulator(_GRID_BITS))
+        parts.append(self.accumulator(width))
         return join(parts)
 
     @_remembered

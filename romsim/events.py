@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from romsim.area_parts import sum_bits
 from romsim.bounds import norm_length
 from romsim.design_point import DesignPoint
 from romsim_compiler.program import Instruction
@@ -39,9 +40,9 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _coded(n: int) -> float:
-    """Return the bits of ``n`` codes of 8 bits with a shift of 8 bits per block."""
-    return 8.0 * n + 8.0 * _ceil(n, MX_BLOCK)
+def _coded(n: int, number_format: str) -> float:
+    """Return the bits of ``n`` codes of 8 bits, in MXINT8 with a shift of 8 bits per block."""
+    return 8.0 * n + (8.0 * _ceil(n, MX_BLOCK) if number_format == "mxint8" else 0.0)
 
 
 def count_events(
@@ -60,7 +61,7 @@ def count_events(
     ranks
         Padded ranks of the adapter by stem, as in :func:`romsim.design_point.adapter_ranks`.
     """
-    spec, array = point.spec, point.target.array
+    spec, array, formats = point.spec, point.target.array, point.target.formats
     heads = spec.n_heads * spec.head_dim
     match instruction.op:
         case "matvec":
@@ -93,10 +94,10 @@ def count_events(
             return {
                 "vector_ops": 6.0 * rows,
                 "sram_read_bits": 64.0 * rows,
-                "broadcast_bits": _coded(heads),
-                "collect_bits": _coded(kv),  # to the one tile that keeps the token
-                "sram_write_bits": _coded(kv),
-                "buffer_write_bits": _coded(heads) * array.n_tiles,
+                "broadcast_bits": _coded(heads, formats.kv),
+                "collect_bits": _coded(kv, formats.kv),  # to the one tile that keeps the token
+                "sram_write_bits": _coded(kv, formats.kv),
+                "buffer_write_bits": _coded(heads, formats.kv) * array.n_tiles,
             }
         case "attn_out":
             return _sent(point, heads, {"vector_ops": 4.0 * heads, "sram_read_bits": 64.0 * heads})
@@ -117,7 +118,7 @@ def count_events(
 
 def _sent(point: DesignPoint, length: int, events: Events) -> Events:
     """Add the way of a vector of codes into every tile's x buffer."""
-    bits = _coded(length)
+    bits = _coded(length, point.target.formats.activation)
     events["broadcast_bits"] = bits
     events["buffer_write_bits"] = bits * point.target.array.n_tiles
     return events
@@ -132,7 +133,7 @@ def _matvec(point: DesignPoint, name: str) -> Events:
         "weight_macs": words * array.word_codes,
         "scale_products": words * array.n_scales if array.scale_bits else 0.0,
         "rom_bits": words * array.word_bits,
-        "buffer_read_bits": reads * _coded(array.word_codes),
+        "buffer_read_bits": reads * _coded(array.word_codes, point.target.formats.activation),
         "collect_bits": 64.0 * mapping.n_rows,
         "vector_ops": 1.0 * mapping.n_rows,
         "sram_write_bits": 32.0 * mapping.n_rows,
@@ -148,9 +149,9 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> E
     macs = float(total * n_cols + n_rows * widest)
     return {
         "lora_macs": macs,
-        "sram_read_bits": macs * 8.25,
+        "sram_read_bits": macs * (8.25 if point.target.formats.lora == "mxint8" else 8.0),
         "collect_bits": 64.0 * (total + n_rows),
-        "broadcast_bits": _coded(total),
+        "broadcast_bits": _coded(total, point.target.formats.activation),
         "vector_ops": 4.0 * total + n_rows,
         "sram_write_bits": 32.0 * n_rows,
     }
@@ -165,13 +166,17 @@ def _attention(point: DesignPoint, position: int) -> Events:
     words = spec.n_kv_heads * passes * tokens * _ceil(spec.head_dim, att.word_elems)
     blocks = position // att.attn_block + 1
     tiles = target.array.n_tiles
+    active = min(tiles, tokens, att.attn_block)
+    sums = 1.0 * sum_bits(target.formats.kv) * heads
     return {
         "kv_macs": 2.0 * tokens * heads,
         "exponentials": 1.0 * tokens * spec.n_heads,
-        "sram_read_bits": 2.0 * words * _coded(att.word_elems),
+        "sram_read_bits": 2.0 * words * _coded(att.word_elems, target.formats.kv),
         "buffer_read_bits": 32.0 * tokens * spec.n_heads,  # scores
         "buffer_write_bits": 32.0 * tokens * spec.n_heads,
-        # Maxima to all tiles and partial sums from all tiles, over the links of one tree.
-        "broadcast_bits": blocks * (2 * 32.0 * spec.n_heads + 64.0 * heads),
-        "vector_ops": blocks * (heads + spec.n_heads) * float(min(tiles, tokens)),
+        # Partial sums of the tiles that hold tokens: along the links between them, and from the
+        # last of them to the vector unit. Maxima go to all tiles and back.
+        "broadcast_bits": blocks * (64.0 * spec.n_heads + sums * active / tiles),
+        "collect_bits": blocks * sums,
+        "vector_ops": blocks * (heads + spec.n_heads) * float(active),
     }
