@@ -11,7 +11,7 @@ from typing import Any
 from romsim_models.errors import FormatError, SpecError
 from romsim_models.spec import ModelSpec
 
-__all__ = ["ConfigKeys", "build_spec", "read_json_object"]
+__all__ = ["ConfigKeys", "build_spec", "read_json_object", "read_text"]
 
 
 class ConfigKeys:
@@ -119,6 +119,25 @@ def build_spec(values: dict[str, Any], *, where: str, keys: Mapping[str, str]) -
         raise FormatError(f"{where}: {message}") from None
 
 
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8.
+
+    Raises
+    ------
+    FormatError
+        If the file is unreadable, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FormatError(
+            f"{path}: file must be readable, not {error.strerror!r}; check that the directory is "
+            "complete"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: file must be UTF-8, not {error.reason!r}") from None
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds one object.
 
@@ -128,15 +147,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         If the file is unreadable, is no JSON (with line and column), holds something else than an
         object, or has a key twice.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FormatError(
-            f"{path}: file must be readable, not {error.strerror!r}; check that the directory is "
-            "complete"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: file must be UTF-8, not {error.reason!r}") from None
+    text = read_text(path)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from romsim_models.errors import FormatError
 
-__all__ = ["EncodedTensor", "FloatTensor", "Tensor"]
+__all__ = ["EncodedTensor", "FloatTensor", "Tensor", "check_finite"]
 
 _FLOAT_BITS = {"f32": 32, "f16": 16, "bf16": 16}
 _FP16_EXPONENT = np.uint16(0x7C00)  # all ones in an fp16 word: infinity or not a number

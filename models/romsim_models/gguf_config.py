@@ -10,7 +10,7 @@ from typing import Any
 
 from romsim_models.config_keys import ConfigKeys, build_spec
 from romsim_models.errors import FormatError
-from romsim_models.spec import ModelSpec
+from romsim_models.spec import MAX_COUNT, ModelSpec
 
 __all__ = ["spec_from_gguf"]
 
@@ -136,7 +136,7 @@ def spec_from_gguf(
             "tie_embeddings": tie_embeddings,
             "rope_factors": _rope_factors(keys, where, rope_factors, head_dim),
             "bos_id": metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_ids": tuple(dict.fromkeys(eos_ids)),
+            "eos_ids": tuple(eos_ids[:1] if eos_ids[1:] == eos_ids[:1] else eos_ids),
         },
         where=where,
         keys=_KEYS,
@@ -151,8 +151,10 @@ def _rope_factors(
     factor = keys.peek("rope.scaling.factor")
     if kind == "none":
         return shipped
-    if kind == "linear" and shipped is None and isinstance(factor, float) and head_dim:
-        return (factor,) * (int(head_dim) // 2)
+    if kind == "linear" and shipped is None and isinstance(factor, float):
+        # What is wrong with head_dim itself is said by ModelSpec.
+        is_possible = isinstance(head_dim, int) and 0 < head_dim <= MAX_COUNT
+        return (factor,) * (head_dim // 2 if is_possible else 0)
     raise FormatError(
         f"{where}: key 'llama.rope.scaling.type' must be 'none' (scaling then comes from the "
         f"tensor rope_freqs.weight) or 'linear' with a factor, not {kind!r} with factor {factor!r}"

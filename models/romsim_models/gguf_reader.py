@@ -17,7 +17,7 @@ from romsim_models.gguf_config import spec_from_gguf
 from romsim_models.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from romsim_models.tensors import EMBEDDING, LM_HEAD
 from romsim_models.tokenizer import Tokenizer
-from romsim_models.tokenizer_gguf import tokenizer_from_gguf
+from romsim_models.tokenizer_gguf import chat_template_of_gguf, tokenizer_from_gguf
 
 __all__ = ["open_gguf"]
 
@@ -67,7 +67,9 @@ def open_gguf(path: Path) -> Checkpoint:
     store.check_norms()
 
     def load_tokenizer() -> Tokenizer:
-        return tokenizer_from_gguf(header.metadata, where=str(path), vocab_size=spec.vocab_size)
+        return tokenizer_from_gguf(
+            header.metadata, where=str(path), vocab_size=spec.vocab_size, eos_ids=spec.eos_ids
+        )
 
     has_tokenizer = "tokenizer.ggml.model" in header.metadata
     return Checkpoint(
@@ -77,7 +79,7 @@ def open_gguf(path: Path) -> Checkpoint:
         store=store,
         notes=notes,
         load_tokenizer=load_tokenizer if has_tokenizer else None,
-        chat_template=header.metadata.get("tokenizer.chat_template"),
+        chat_template=chat_template_of_gguf(header.metadata),
     )
 
 

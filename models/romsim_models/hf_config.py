@@ -6,12 +6,13 @@ write ``rope_theta`` and ``rope_scaling``, version 5 writes ``rope_parameters``.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from romsim_models.config_keys import ConfigKeys, build_spec, read_json_object
 from romsim_models.errors import FormatError, SpecError
-from romsim_models.spec import ModelSpec, RopeScaling
+from romsim_models.spec import MAX_COUNT, ModelSpec, RopeScaling
 
 __all__ = ["spec_from_huggingface"]
 
@@ -20,7 +21,6 @@ _ARCHITECTURES = {
     "BitNetForCausalLM": "bitnet",
     "BitnetForCausalLM": "bitnet",  # spelling of the first published checkpoints
 }
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
 _KEYS = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -106,7 +106,7 @@ def spec_from_huggingface(directory: Path) -> tuple[ModelSpec, tuple[str, ...]]:
             "rope_factors": factors,
             "max_seq_len": keys.optional("max_position_embeddings", 2048, "transformers' default"),
             "tie_embeddings": _tie(keys, where),
-            "activation": _ACTIVATIONS.get(activation, activation),
+            "activation": "silu" if activation == "swish" else activation,
             "has_sub_norms": arch == "bitnet",
             "bos_id": keys.optional("bos_token_id", None, "no token"),
             "eos_ids": _eos_ids(keys, directory),
@@ -195,12 +195,14 @@ def _rope(
     if kind == "llama3":
         rope_scaling = _llama3(inner, where)
     elif kind == "linear":
+        # What is wrong with head_dim itself is said by ModelSpec.
+        n_pairs = head_dim // 2 if isinstance(head_dim, int) and head_dim <= MAX_COUNT else 0
         factor = inner.required("factor")
-        if not isinstance(factor, int | float) or not factor > 0:
+        if not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise FormatError(
                 f"{where}: key {inner.full('factor')!r} must be a positive number, not {factor!r}"
             )
-        factors = (float(factor),) * (head_dim // 2 if isinstance(head_dim, int) else 0)
+        factors = (float(factor),) * n_pairs
     elif kind != "default":
         raise FormatError(
             f"{where}: key {inner.full('rope_type')!r} must be 'default', 'linear' or 'llama3', "
@@ -232,4 +234,4 @@ def _eos_ids(keys: ConfigKeys, directory: Path) -> Any:
         more = read_json_object(generation).get("eos_token_id")
         if more is not None:
             tokens += more if isinstance(more, list) else [more]
-    return tuple(dict.fromkeys(tokens))
+    return tuple(token for index, token in enumerate(tokens) if token not in tokens[:index])

@@ -200,6 +200,8 @@ def read_adapter(directory: Path, spec: ModelSpec) -> LoraAdapter:
     ranks = _Pattern(keys, "r", "rank_pattern", where)
     alphas = _Pattern(keys, "lora_alpha", "alpha_pattern", where)
     is_rslora = keys.optional("use_rslora", False, "PEFT's default")
+    if not isinstance(is_rslora, bool):
+        raise FormatError(f"{where}: key 'use_rslora' must be true or false, not {is_rslora!r}")
     targets = {}
     for (layer, part), (module, a, b) in sorted(pairs.items()):
         rank, alpha = ranks.value(module), alphas.value(module)
@@ -236,12 +238,24 @@ class _Pattern:
     def __init__(self, keys: ConfigKeys, default_key: str, pattern_key: str, where: str) -> None:
         self._default = keys.required(default_key)
         self._exceptions = keys.peek(pattern_key, {})
+        if not isinstance(self._exceptions, dict):
+            raise FormatError(
+                f"{where}: key {pattern_key!r} must be an object, not {self._exceptions!r}"
+            )
+        for pattern in self._exceptions:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise FormatError(
+                    f"{where}: each key of {pattern_key!r} must be a regular expression, "
+                    f"not {pattern!r} ({error})"
+                ) from None
         values = [(default_key, self._default)]
         values += [(f"{pattern_key}.{key}", each) for key, each in self._exceptions.items()]
         for key, value in values:
             is_whole = isinstance(value, int) or default_key == "lora_alpha"
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not is_whole or not value > 0:
+            if not is_number or not is_whole or not 0 < value < math.inf:
                 condition = "a positive number" if default_key == "lora_alpha" else "at least 1"
                 raise FormatError(f"{where}: key {key!r} must be {condition}, not {value!r}")
 

@@ -14,21 +14,30 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ACTIVATIONS", "ARCHITECTURES", "ModelSpec", "RopeScaling", "rope_frequencies"]
+__all__ = [
+    "ACTIVATIONS",
+    "ARCHITECTURES",
+    "MAX_COUNT",
+    "ModelSpec",
+    "RopeScaling",
+    "rope_frequencies",
+]
 
 ARCHITECTURES = ("llama", "bitnet")
 ACTIVATIONS = ("silu", "relu2")
 
-_COUNTS = (
-    "dim",
-    "n_layers",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "hidden_dim",
-    "vocab_size",
-    "max_seq_len",
-)
+# Far above any model, and low enough that a corrupt file cannot make us list tensors for ever.
+MAX_COUNT = 2**24
+_COUNTS = {
+    "dim": MAX_COUNT,
+    "n_layers": 4096,
+    "n_heads": MAX_COUNT,
+    "n_kv_heads": MAX_COUNT,
+    "head_dim": MAX_COUNT,
+    "hidden_dim": MAX_COUNT,
+    "vocab_size": MAX_COUNT,
+    "max_seq_len": MAX_COUNT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +155,8 @@ class ModelSpec:
             if value not in choices:
                 listed = " or ".join(repr(choice) for choice in choices)
                 raise SpecError(f"{field} must be {listed}, not {value!r}")
-        for field in _COUNTS:
-            _require_count(getattr(self, field), field)
+        for field, limit in _COUNTS.items():
+            _require_count(getattr(self, field), field, limit)
         _require_number(self.norm_eps, "norm_eps", above=0.0)
         _require_number(self.rope_theta, "rope_theta", above=1.0)
         if self.n_heads % self.n_kv_heads:
@@ -307,9 +316,9 @@ def rope_frequencies(spec: ModelSpec) -> NDArray[np.float64]:
     return np.asarray((1.0 - blend) * frequencies / scaling.factor + blend * frequencies)
 
 
-def _require_count(value: object, field: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(f"{field} must be a positive integer, not {value!r}")
+def _require_count(value: object, field: str, limit: int = MAX_COUNT) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+        raise SpecError(f"{field} must be an integer from 1 to {limit}, not {value!r}")
 
 
 def _require_number(

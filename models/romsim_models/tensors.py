@@ -6,6 +6,7 @@ and 2i+1 of a head are one pair, as GGUF's ``llama`` architecture ships them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "expected_shapes",
     "layer_tensor",
     "lm_head_name",
+    "n_parameters",
     "projection_shapes",
 ]
 
@@ -89,3 +91,8 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, spec.dim)
     return shapes
+
+
+def n_parameters(spec: ModelSpec) -> int:
+    """Count the weights of a specification, a tied embedding once."""
+    return sum(math.prod(shape) for shape in expected_shapes(spec).values())

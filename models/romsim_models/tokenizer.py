@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from romsim_models.errors import FormatError, SpecError
 
-__all__ = ["TokenStream", "Tokenizer"]
+__all__ = ["TokenStream", "Tokenizer", "backend_from_json"]
 
 _JSON_FORMAT = "romsim-tokenizer-1"
 

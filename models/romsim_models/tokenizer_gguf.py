@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from romsim_models.errors import FormatError
 from romsim_models.tokenizer import Tokenizer
 
-__all__ = ["byte_level_bpe", "tokenizer_from_gguf"]
+__all__ = ["byte_level_bpe", "chat_template_of_gguf", "tokenizer_from_gguf"]
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types that are matched as they stand, before BPE
 
@@ -55,7 +55,9 @@ _PRE_TOKENIZERS = {
 }
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str, vocab_size: int) -> Tokenizer:
+def tokenizer_from_gguf(
+    metadata: Mapping[str, Any], *, where: str, vocab_size: int, eos_ids: tuple[int, ...]
+) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes.
 
     Parameters
@@ -66,6 +68,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str, vocab_size: 
         The file, for messages.
     vocab_size
         Rows of the model's embedding.
+    eos_ids
+        Tokens that end a generation, as the model's specification has them.
 
     Raises
     ------
@@ -80,17 +84,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str, vocab_size: 
             "give the prompt as token numbers"
         )
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise FormatError(
             f"{where}: tokenizer.ggml.pre must be one of {', '.join(_PRE_TOKENIZERS)}, "
             f"not {pre!r}; give the prompt as token numbers"
         )
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"):
-        if not isinstance(metadata.get(key), list):
+    for key, kind in (("tokens", str), ("merges", str), ("token_type", int)):
+        values = metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
             raise FormatError(
-                f"{where}: metadata key {key!r} must be a list, not "
-                f"{type(metadata.get(key)).__name__!r}; convert the model again with a current "
-                "llama.cpp"
+                f"{where}: key 'tokenizer.ggml.{key}' must be a list of {kind.__name__}, not "
+                f"{type(values).__name__!r}; convert the model again with a current llama.cpp"
             )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types: list[int] = metadata["tokenizer.ggml.token_type"]
@@ -124,17 +128,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str, vocab_size: 
             special_tokens[f"{name}_token"] = tokens[token]
     if metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         _put_bos_in_front(backend, special_tokens.get("bos_token"), where)
-    eos_ids = [
-        metadata[f"tokenizer.ggml.{name}_token_id"]
-        for name in ("eos", "eot")
-        if f"tokenizer.ggml.{name}_token_id" in metadata
-    ]
     return Tokenizer(
         backend=backend,
         special_tokens=special_tokens,
-        eos_ids=tuple(dict.fromkeys(eos_ids)),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        eos_ids=eos_ids,
+        chat_template=chat_template_of_gguf(metadata),
     )
+
+
+def chat_template_of_gguf(metadata: Mapping[str, Any]) -> str | None:
+    """Jinja template of a GGUF file, or ``None``."""
+    template = metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
 
 
 def byte_level_bpe(

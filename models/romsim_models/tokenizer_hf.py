@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from romsim_models.config_keys import read_json_object
+from romsim_models.config_keys import read_json_object, read_text
 from romsim_models.errors import FormatError
 from romsim_models.spec import ModelSpec
 from romsim_models.tokenizer import Tokenizer, backend_from_json
@@ -54,14 +54,8 @@ class HfTokenizerFiles:
         FormatError
             If ``tokenizer.json`` cannot be used, or has more tokens than the embedding has rows.
         """
-        try:
-            text = self._path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FormatError(
-                f"{self._path}: file must be readable as UTF-8, not fail with {str(error)!r}"
-            ) from error
         tokenizer = Tokenizer(
-            backend=backend_from_json(text, where=str(self._path)),
+            backend=backend_from_json(read_text(self._path), where=str(self._path)),
             special_tokens=self._special_tokens,
             eos_ids=self._spec.eos_ids,
             chat_template=self.chat_template,
@@ -89,9 +83,9 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
     """Template in its own file (transformers 4.50 on), else in the configuration."""
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in template}
-        template = named.get("default")
+        named = [each for each in template if isinstance(each, dict)]
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -181,11 +181,11 @@ def test_other_architecture_is_refused(path: Path, arch: str | None) -> None:
         ),
         (
             {"llama.feed_forward_length": [96]},
-            "llama.feed_forward_length must be a positive integer, not [96]",
+            "llama.feed_forward_length must be an integer from 1 to 16777216, not [96]",
         ),
         (
             {"llama.embedding_length": 0},
-            "llama.embedding_length must be a positive integer, not 0",
+            "llama.embedding_length must be an integer from 1 to 16777216, not 0",
         ),
         (
             {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},

@@ -147,9 +147,9 @@ def test_other_architecture_is_refused(path: Path, changes: dict[str, Any], foun
             "key 'hidden_size' must be a multiple of the 3 heads where 'head_dim' is missing, "
             "not 64",
         ),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, not 0"),
-        ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
-        ({"head_dim": 0}, "head_dim must be a positive integer, not 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to 4096, not 0"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer from 1 to 16777216, not '64'"),
+        ({"head_dim": 0}, "head_dim must be an integer from 1 to 16777216, not 0"),
         (
             {"head_dim": 31},
             "head_dim must be even, not 31; rotary positions turn pairs of elements",
@@ -204,7 +204,7 @@ def test_other_architecture_is_refused(path: Path, changes: dict[str, Any], foun
         ),
         (
             {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
-            "rope_scaling.original_max_position must be a positive integer, not 0",
+            "rope_scaling.original_max_position must be an integer from 1 to 16777216, not 0",
         ),
         (
             {"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}},

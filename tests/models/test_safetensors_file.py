@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,22 @@ def test_large_tensor_is_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPa
     values = np.random.RandomState(0).standard_normal((9, 5)).astype(np.float16)
     write_safetensors(path, {"a": values})
     np.testing.assert_array_equal(SafetensorsFile(path).read("a", 2, 8), values[2:8])
+
+
+def test_reading_needs_the_result_and_one_piece_of_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = 2**16
+    monkeypatch.setattr("romsim_models.safetensors_file._PIECE_BYTES", piece)
+    write_safetensors(path, {"a": np.ones((1024, 512), np.uint16), "b": np.ones(9, np.uint16)})
+    file = SafetensorsFile(path)
+    tracemalloc.start()
+    try:
+        values = file.read("a")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert values.nbytes < peak < values.nbytes + 4 * piece
 
 
 def test_missing_file_is_refused(path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from romsim_models.encoded import EncodedTensor, FloatTensor
 from romsim_models.reference import FloatDecoder
 from romsim_models.registry import named_models, open_model
+from romsim_models.tensors import n_parameters
 from romsim_models.tokenizer import Tokenizer
 
 TEXTS = (
@@ -37,6 +38,10 @@ def test_file_has_the_shape_that_is_listed(smollm2_path: Path) -> None:
     assert math.isclose(found.pop("norm_eps"), listed.pop("norm_eps"), rel_tol=1e-7)
     del listed["name"]
     assert found == listed
+
+
+def test_parameters_are_those_of_the_model_card(smollm2_path: Path) -> None:
+    assert n_parameters(open_model(smollm2_path).spec) == 134_515_008
 
 
 def test_file_takes_no_default_and_leaves_no_key_unused(smollm2_path: Path) -> None:

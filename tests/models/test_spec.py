@@ -63,9 +63,10 @@ def test_kv_cache_of_known_shapes(name: str, bytes_per_token: int) -> None:
         "max_seq_len",
     ],
 )
-@pytest.mark.parametrize("value", [0, -1, 2.5, True, None, "3", [1]])
+@pytest.mark.parametrize("value", [0, -1, 2**24 + 1, 2.5, True, None, "3", [1]])
 def test_counts_must_be_positive_integers(field: str, value: Any) -> None:
-    refused(f"{field} must be a positive integer, not {value!r}", **{field: value})
+    limit = 4096 if field == "n_layers" else 2**24
+    refused(f"{field} must be an integer from 1 to {limit}, not {value!r}", **{field: value})
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-5, float("nan"), float("inf"), "x", None, True])
@@ -137,7 +138,7 @@ def test_rope_factors_must_be_one_for_each_pair() -> None:
         ),
         (
             {"original_max_position": 0},
-            "original_max_position must be a positive integer, not 0",
+            "original_max_position must be an integer from 1 to 16777216, not 0",
         ),
     ],
 )

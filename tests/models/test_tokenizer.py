@@ -30,7 +30,7 @@ METADATA: dict[str, Any] = {
 def from_gguf(**changes: Any) -> Tokenizer:
     metadata = {**METADATA, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
     metadata = {key: value for key, value in metadata.items() if value is not None}
-    return tokenizer_from_gguf(metadata, where="m.gguf", vocab_size=264)
+    return tokenizer_from_gguf(metadata, where="m.gguf", vocab_size=264, eos_ids=(260, 261))
 
 
 def refused(message: str, **changes: Any) -> None:
@@ -223,11 +223,13 @@ def test_gguf_pre_tokenizer_must_be_known(pre: str | None) -> None:
 
 @pytest.mark.parametrize("key", ["tokens", "merges", "token_type"])
 def test_gguf_lists_must_be_there(key: str) -> None:
-    refused(
-        f"metadata key 'tokenizer.ggml.{key}' must be a list, not 'NoneType'; convert the model "
-        "again with a current llama.cpp",
-        **{key: None},
-    )
+    kind = "int" if key == "token_type" else "str"
+    for value, found in ((None, "NoneType"), ([None], "list")):
+        refused(
+            f"key 'tokenizer.ggml.{key}' must be a list of {kind}, not {found!r}; convert the "
+            "model again with a current llama.cpp",
+            **{key: value},
+        )
 
 
 def test_gguf_tokens_must_fit_the_embedding() -> None:

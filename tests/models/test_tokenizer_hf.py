@@ -81,9 +81,8 @@ def test_tokenizer_file_must_be_utf8(directory: Path) -> None:
     (directory / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(
         FormatError,
-        match=rf"^{re.escape(str(directory / 'tokenizer.json'))}: file must be readable as UTF-8, "
-        r"not fail with \"'utf-8' codec can't decode byte 0xff in position 0: invalid start "
-        r"byte\"$",
+        match=rf"^{re.escape(str(directory / 'tokenizer.json'))}: file must be UTF-8, not 'invalid "
+        r"start byte'$",
     ):
         open_huggingface(directory).tokenizer()
 
