@@ -33,7 +33,7 @@ class WeightChoice:
         ``"shipped"`` for codes as the file has them; ``"int4"``, ``"int2"``, ``"int8"`` (by groups)
         or ``"ternary"`` (one scale) for a matrix of floats.
     group
-        Columns that share a scale; ``None`` for ``"shipped"`` and ``"ternary"``.
+        Columns that share a scale; ``None`` or 0 for ``"shipped"`` and ``"ternary"``.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class WeightChoice:
         grouped = self.kind.startswith("int")
         if grouped and (not isinstance(self.group, int) or self.group < 1):
             raise SpecError(f"group of kind {self.kind} must be at least 1, not {self.group!r}")
-        if not grouped and self.group is not None:
+        if not grouped and self.group:
             raise SpecError(f"group of kind {self.kind} must be None, not {self.group!r}")
 
 

@@ -210,3 +210,8 @@ def test_a_scale_that_overflows_is_refused_with_its_place() -> None:
 def test_impossible_choices_are_refused(kind: str, group: int | None, text: str) -> None:
     with pytest.raises(SpecError, match=f"^{re.escape(text)}$"):
         WeightChoice(kind=kind, group=group)
+
+
+def test_a_group_of_none_or_zero_is_no_group() -> None:
+    for group in (None, 0):
+        assert WeightChoice(kind="ternary", group=group).group == group
