@@ -44,7 +44,7 @@ class Block:
     instructions: tuple[Instruction, ...]
 
 
-def adapter_ranks(point: DesignPoint, rank: int) -> dict[str, tuple[int, ...]]:
+def adapter_ranks(rank: int) -> dict[str, tuple[int, ...]]:
     """Return the padded rank of every projection for an adapter of one rank on all of them.
 
     Raises
@@ -233,7 +233,7 @@ class DesignPoint:
         rank
             Rank of an adapter on all projections; 0 for none.
         """
-        ranks = adapter_ranks(self, rank)
+        ranks = adapter_ranks(rank)
         program = self._steps(self.blocks(), ranks)
         attention = attention_cycles(positions, spec=self.spec, target=self.target)
         token = self.target.latency.token
@@ -255,7 +255,7 @@ class DesignPoint:
             raise SpecError(f"Prompt must have at least 1 token, not {n_prompt!r}")
         flight = self.target.schedule.n_inflight
         chunks = [flight] * (n_prompt // flight) + [1] * (n_prompt % flight)
-        ranks = adapter_ranks(self, rank)
+        ranks = adapter_ranks(rank)
         attention = attention_cycles(range(n_prompt), spec=self.spec, target=self.target)
         known: dict[tuple[bool, tuple[int, ...]], int] = {}
         programs: dict[tuple[int, bool], list[tuple[int, list[Step]]]] = {}

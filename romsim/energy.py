@@ -187,7 +187,7 @@ class _Account:
     def report(self, context: int, rank: int) -> EnergyReport:
         """Return the report."""
         point, prices = self.point, self.prices
-        ranks = adapter_ranks(point, rank)
+        ranks = adapter_ranks(rank)
         (cycles,) = point.decode_cycles([context - 1], rank=rank)
         (attention,) = attention_cycles([context - 1], spec=point.spec, target=point.target)
         counts: dict[tuple[str, str], float] = {}

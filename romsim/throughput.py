@@ -137,7 +137,7 @@ def profile_token(point: DesignPoint, context: int, *, rank: int = 0) -> Profile
     one instruction.
     """
     position = context - 1
-    ranks = adapter_ranks(point, rank)
+    ranks = adapter_ranks(rank)
     instructions, layers = _expand(point)
     splits = _splits(point, instructions, position, ranks)
     durations = [sum(split.values()) for split in splits]
