@@ -4,7 +4,8 @@ Weights are held as signed values ``v = code - offset`` (int8, rows padded with 
 blocks of 32). Two kernels compute the same integers:
 
 * :func:`matvec_exact` where every term is an exact left shift (the rule): significands already
-  shifted to the grid, so that a block's term is ``(P * scale + S * minimum) << s``;
+  shifted to the grid, so that a block's term is ``(P * scale + S * minimum) << s``, summed modulo
+  2^64 in whatever order is fast;
 * :func:`matvec_rounded` where the compiler had to raise the grid, so that a term may round.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from romsim.cycle.compiled import kernel, shared_kernel
-from romsim.cycle.kernels_dot import dot32
+from romsim.cycle.kernels_dot import dot32, scaled_row
 from romsim.cycle.kernels_primitives import rne, saturate, shr, shr_saturate
 from romsim.cycle.kernels_sharing import CLAIMED, CLIPPED, FINISHED, fetch_add
 
@@ -43,23 +44,29 @@ def matvec_exact(
     n_rows = out.shape[0]
     n_blocks = (codes.shape[0] + 31) // 32
     has_minimum = minima.shape[0] > 0
+    group_sums = np.zeros(n_groups, np.int64)  # of the codes, shifted: what a minimum multiplies
+    for block in range(n_blocks):
+        group_sums[block // blocks_per_group] += sums[block] << shifts[block]
     while True:
         first = fetch_add(counters, CLAIMED, 1) * rows_per_piece
         if first >= n_rows:
             return
         clipped = np.int64(0)
         for row in range(first, min(first + rows_per_piece, n_rows)):
-            total = np.int64(0)
-            block = np.int64(0)
-            at = row * n_blocks * 32
-            for group in range(row * n_groups, (row + 1) * n_groups):
-                scale = np.int64(scales[group])
-                minimum = np.int64(minima[group]) if has_minimum else np.int64(0)
-                end = min(block + blocks_per_group, n_blocks)
-                while block < end:
-                    product = dot32(values, at + block * 32, codes, block * 32)
-                    total += (product * scale + sums[block] * minimum) << shifts[block]
-                    block += 1
+            at = row * n_groups
+            total = scaled_row(
+                values,
+                row * n_blocks * 32,
+                codes,
+                scales,
+                at,
+                shifts,
+                n_groups,
+                blocks_per_group,
+            )
+            if has_minimum:
+                for group in range(n_groups):
+                    total += group_sums[group] * np.int64(minima[at + group])
             result, clip = shr_saturate(rne(total, pre_shift) * multiplier, shift)
             out[row] = result
             clipped += clip

@@ -57,7 +57,7 @@ def test_a_changed_primitive_is_compiled_anew_in_every_kernel_that_calls_it(
     assert run(tmp_path, SCALE) == "2 1"  # from the cache
     primitives = package / "kernels_primitives.py"
     text = primitives.read_text()
-    changed = text.replace("quotient += np.int64(1)", "quotient += np.int64(10)")
+    changed = text.replace("return quotient + np.int64(rest", "return 9 + quotient + np.int64(rest")
     assert changed != text
     primitives.write_text(changed)
     assert run(tmp_path, SCALE) == "11 0"

@@ -54,7 +54,7 @@ def test_helpers_start_when_there_is_something_to_share_and_end_with_their_owner
     before = set(helpers())
     workers = Workers(3)
     workers.run(mark, (np.zeros(1, np.int64), 0), n_pieces=1)
-    assert set(helpers()) == before
+    assert set(helpers()) <= before
     workers.run(mark, (np.zeros(4, np.int64), 0), n_pieces=4)
     mine = set(helpers()) - before
     assert len(mine) == 2
