@@ -88,7 +88,7 @@ class PrefillResult:
 
 
 class CycleModel:
-    """A compiled chip that runs.
+    """A compiled chip that runs; one thread at a time may use it.
 
     Parameters
     ----------

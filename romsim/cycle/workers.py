@@ -1,4 +1,4 @@
-"""Threads that help with large kernels; results never depend on how many there are."""
+"""Threads that share large kernels; results never depend on how many there are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Workers"]
 _Job = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-class _Helper:
-    """One helping thread and the newest job that it was offered.
+class _Worker:
+    """One working thread and the newest job that it was offered.
 
-    A helper that is late finds an older job gone and the newest one in its place: jobs need no
+    A worker that is late finds an older job gone and the newest one in its place: jobs need no
     queue, since whoever offers a job also finishes it.
     """
 
@@ -54,7 +54,7 @@ class _Helper:
 
 
 class Workers:
-    """Runs shared kernels on this thread and on ``n_threads - 1`` helping ones.
+    """Runs shared kernels on this thread and on ``n_threads - 1`` workers.
 
     A shared kernel takes its counters first; it claims pieces until none is left, and works on
     whichever threads call it.
@@ -67,24 +67,24 @@ class Workers:
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
-        self._helpers: list[_Helper] = []
+        self._workers: list[_Worker] = []
 
     def run(self, kernel: Callable[..., Any], arguments: tuple[Any, ...], *, n_pieces: int) -> int:
         """Run a kernel to the end of its ``n_pieces``; return the saturations that it counted."""
         counters = np.zeros(N_COUNTERS, np.int64)
         job = (kernel, (counters, *arguments))
         if self.n_threads > 1 and n_pieces > 1:
-            for helper in self._started():
-                helper.offer(job)
+            for worker in self._started():
+                worker.offer(job)
         kernel(*job[1])
         while not await_finish(counters, n_pieces):
-            time.sleep(0)  # a helper holds a piece and was put aside: let it run
+            time.sleep(0)  # a worker holds a piece and was put aside: let it run
         return int(counters[CLIPPED])
 
-    def _started(self) -> list[_Helper]:
-        """Return the helpers; the first call starts their threads."""
-        while len(self._helpers) < self.n_threads - 1:
-            helper = _Helper()
-            weakref.finalize(self, helper.stop)
-            self._helpers.append(helper)
-        return self._helpers
+    def _started(self) -> list[_Worker]:
+        """Return the workers; the first call starts their threads."""
+        while len(self._workers) < self.n_threads - 1:
+            worker = _Worker()
+            weakref.finalize(self, worker.stop)
+            self._workers.append(worker)
+        return self._workers

@@ -45,18 +45,18 @@ def test_every_piece_is_done_once_and_counted(n_threads: int, n_pieces: int) -> 
                 assert clipped == expected
 
 
-def helpers() -> list[threading.Thread]:
+def workers_alive() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "romsim-cycle"]
 
 
-def test_helpers_start_when_there_is_something_to_share_and_end_with_their_owner() -> None:
+def test_workers_start_when_there_is_something_to_share_and_end_with_their_owner() -> None:
     gc.collect()
-    before = set(helpers())
+    before = set(workers_alive())
     workers = Workers(3)
     workers.run(mark, (np.zeros(1, np.int64), 0), n_pieces=1)
-    assert set(helpers()) <= before
+    assert set(workers_alive()) <= before
     workers.run(mark, (np.zeros(4, np.int64), 0), n_pieces=4)
-    mine = set(helpers()) - before
+    mine = set(workers_alive()) - before
     assert len(mine) == 2
     del workers
     gc.collect()
@@ -65,8 +65,8 @@ def test_helpers_start_when_there_is_something_to_share_and_end_with_their_owner
         assert not thread.is_alive()
 
 
-def test_a_helper_that_is_late_takes_nothing() -> None:
-    """The main thread finishes alone; the job that a helper finds later has no piece left."""
+def test_a_worker_that_is_late_takes_nothing() -> None:
+    """The main thread finishes alone; the job that a worker finds later has no piece left."""
     workers = Workers(2)
     for _ in range(200):
         marks = np.zeros(2, np.int64)
