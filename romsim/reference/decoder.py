@@ -328,8 +328,8 @@ class IntegerDecoder:
         named = set(self._grids)
         either: list[tuple[str, set[str]]] = []
         for layer in range(self.spec.n_layers):
-            for part, alone in _ALONE.items():
-                either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in alone}))
+            for part, matrices in _ALONE.items():
+                either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in matrices}))
         either.append(("head", {"head"}))
         known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:

@@ -134,7 +134,9 @@ class ScalarDecoder:
         self, layer: int, part: str, group: str, x: Coded, f_in: int, f_out: int
     ) -> Vector:
         name = f"blk.{layer}.{part}.weight"
-        y = matvec(self.matrices[name], x, f_in, f_out, self.grid(layer, group), self.clips)
+        own = f"L{layer}.{part.removeprefix('attn_').removeprefix('ffn_')}"
+        gamma = self.grids[own] if own in self.grids else self.grid(layer, group)
+        y = matvec(self.matrices[name], x, f_in, f_out, gamma, self.clips)
         if name in self.adapters:
             y = self.adapters[name].add(y, x, f_in, self.shape.f_a, f_out, self.clips)
         return y

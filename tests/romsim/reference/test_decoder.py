@@ -188,6 +188,16 @@ def test_given_grids_are_used_and_raised_ones_round() -> None:
     assert not torch.equal(decoder.forward(tokens_of(5)), exact)
 
 
+def test_matrices_that_are_not_fused_have_grids_of_their_own() -> None:
+    spec = changed(n_layers=1)
+    tensors = random_tensors(spec, seed=13)
+    scalar = scalar_of(spec, tensors)
+    scalar.grids = {"L0.q": 9, "L0.k": 8, "L0.v": 10, "L0.o": 7, "L0.gate": 9, "L0.up": 8,
+                    "L0.down": 7, "head": 9}  # fmt: skip
+    decoder = IntegerDecoder(checkpoint_of(spec, tensors), grids=scalar.grids)
+    compare_with_scalar(decoder, scalar, tokens_of(5))
+
+
 def decode(**options: Any) -> IntegerDecoder:
     return IntegerDecoder(checkpoint_of(SPEC, random_tensors(SPEC, seed=14)), **options)
 
@@ -209,6 +219,10 @@ def decode(**options: Any) -> IntegerDecoder:
             "grids must name fused groups such as 'L0.qkv' or 'head', not 'L0.kqv'",
         ),
         ({"grids": {}}, "grids must name every fused group; 'L0.qkv' is missing"),
+        (
+            {"grids": {"L0.q": 0, "L0.k": 0}},
+            "grids must name every fused group; 'L0.qkv' is missing",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
