@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 
+from romsim.rates import prefill_chunks
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
 from romsim_compiler.formats import WeightFormat, check_format
 from romsim_compiler.groups import Group, build_groups
@@ -243,8 +244,8 @@ class DesignPoint:
     def prefill_cycles(self, n_prompt: int, *, rank: int = 0) -> int:
         """Return the cycles from the first prompt token to the first logits.
 
-        Programs of ``n_inflight`` tokens one after another, the rest token by token; only the last
-        program has the LM head.
+        Programs run one after another, as :func:`romsim.rates.prefill_chunks` divides the prompt;
+        only the last has the LM head.
 
         Raises
         ------
@@ -253,16 +254,13 @@ class DesignPoint:
         """
         if n_prompt < 1:
             raise SpecError(f"Prompt must have at least 1 token, not {n_prompt!r}")
-        flight = self.target.schedule.n_inflight
-        chunks = [flight] * (n_prompt // flight) + [1] * (n_prompt % flight)
         ranks = adapter_ranks(rank)
         attention = attention_cycles(range(n_prompt), spec=self.spec, target=self.target)
         known: dict[tuple[bool, tuple[int, ...]], int] = {}
         programs: dict[tuple[int, bool], list[tuple[int, list[Step]]]] = {}
-        total = position = 0
-        for number, n_tokens in enumerate(chunks):
-            with_head = number == len(chunks) - 1
-            mine = tuple(attention[position : position + n_tokens])
+        total = 0
+        for first, n_tokens, with_head in prefill_chunks(n_prompt, self.target.schedule.n_inflight):
+            mine = tuple(attention[first : first + n_tokens])
             key = (with_head, mine)
             if key not in known:
                 kind = (n_tokens, with_head)
@@ -271,7 +269,6 @@ class DesignPoint:
                     programs[kind] = self._steps(blocks, ranks)
                 known[key] = _evaluate(programs[kind], mine) + self.target.latency.token
             total += known[key]
-            position += n_tokens
         return total
 
     def _steps(

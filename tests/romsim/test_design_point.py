@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from romsim.design_point import DesignPoint, adapter_ranks
+from romsim.rates import prefill_chunks
 from romsim.timing import TimingModel
 from romsim_compiler.durations import attention_cycles
 from romsim_compiler.formats import WeightFormat, parse_format
@@ -69,14 +70,10 @@ def test_prefill_cycles_equal_the_compiled_programs_on_60_random_targets() -> No
         point = DesignPoint.uniform(spec, target, layers)
         timer, groups = compiled(point, layers, layers)
         n_prompt = rng.randint(1, 40)
-        flight = target.schedule.n_inflight
-        expected = position = 0
-        while position < n_prompt:
-            n = flight if n_prompt - position >= flight else 1
-            last = position + n == n_prompt
+        expected = 0
+        for first, n, last in prefill_chunks(n_prompt, target.schedule.n_inflight):
             program = build_prefill(spec, groups, n, with_head=last)  # type: ignore[arg-type]
-            expected += timer.run(program, position).cycles
-            position += n
+            expected += timer.run(program, first).cycles
         assert point.prefill_cycles(n_prompt) == expected
 
 
