@@ -74,12 +74,12 @@ def prefill_cycles(description: Description, n_tokens: int) -> int:
 def prefill_chunks(n_tokens: int, n_inflight: int) -> list[tuple[int, int, bool]]:
     """Return (first position, tokens, with head) of each program run of a prompt.
 
-    Tokens that do not fill a run of ``n_inflight`` come first, one at a time; the last run alone
-    has the head.
+    Full runs of ``n_inflight`` come first, then what is left, one at a time; the last run alone has
+    the head.
     """
-    single, runs = n_tokens % n_inflight, n_tokens // n_inflight
-    chunks = [(p, 1, False) for p in range(single)]
-    chunks += [(single + r * n_inflight, n_inflight, False) for r in range(runs)]
+    whole = n_tokens // n_inflight * n_inflight
+    chunks = [(p, n_inflight, False) for p in range(0, whole, n_inflight)]
+    chunks += [(p, 1, False) for p in range(whole, n_tokens)]
     first, count, _ = chunks[-1]
     chunks[-1] = (first, count, True)
     return chunks

@@ -133,7 +133,7 @@ def compile_model(
         name: build_lora(name, adapter, spec=spec, target=target)
         for name, adapter in options.adapters
     }
-    lora_bytes = sum(-(-lora.size_bits // 8) for lora in loras.values())
+    lora_bytes = sum(-(-lora.sram_bits(spec, target) // 8) for lora in loras.values())
     memory = map_memory(spec, target, context=options.context, lora_bytes=lora_bytes)
     numerics = Numerics(attn_block=target.attention.attn_block)
     with replace_folder(Path(out)) as folder:

@@ -1,0 +1,102 @@
+"""Perplexity of the chip's integer arithmetic beside the float decoder, on two natural texts.
+
+``python -m benchmarks.perplexity build/x [--tokens 4096] [--window 512] [--json FILE]``
+
+Both decoders read the same dequantised weights; the integer reference takes the formats, grids and
+block sizes of the description, and equals the cycle model value for value (``romsim verify``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.corpora import two_texts
+from romsim.engines import open_source
+from romsim.reference import evaluate_nll
+from romsim.verify import make_reference
+from romsim_compiler.description import Description
+from romsim_models.reference import FloatDecoder
+
+__all__ = ["evaluate_text", "main"]
+
+
+def evaluate_text(
+    float_decoder: FloatDecoder, decoder: Any, tokens: Sequence[int], n_bytes: int, window: int
+) -> dict[str, Any]:
+    """Return loss figures of both decoders on one text.
+
+    Parameters
+    ----------
+    n_bytes
+        UTF-8 bytes of the text that the tokens stand for.
+    """
+    started = time.perf_counter()
+    exact = float(np.mean(float_decoder.token_nll(tokens, window=window, batch=1)))
+    middle = time.perf_counter()
+    integer = evaluate_nll(decoder, tokens, window)
+    ended = time.perf_counter()
+    bits = len(tokens) / n_bytes / math.log(2)
+    return {
+        "tokens": len(tokens),
+        "window": window,
+        "float_perplexity": math.exp(exact),
+        "integer_perplexity": math.exp(integer),
+        "change_percent": 100 * (math.exp(integer - exact) - 1),
+        "float_bits_per_byte": exact * bits,
+        "integer_bits_per_byte": integer * bits,
+        "saturations": int(decoder.saturations),
+        "float_tokens_per_s": len(tokens) / (middle - started),
+        "integer_tokens_per_s": len(tokens) / (ended - middle),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one line per text."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("description", type=Path)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--skip", type=int, default=20_000, help="characters left out at the start")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    description = Description.load(options.description)
+    checkpoint = open_source(description, None)
+    tokenizer = checkpoint.tokenizer()
+    assert tokenizer is not None
+    first, second, note = two_texts()
+    if note:
+        sys.stdout.write(f"{note}\n")
+    float_decoder = FloatDecoder(checkpoint)
+    decoder = make_reference(description, checkpoint)
+    results: dict[str, Any] = {}
+    for corpus in (first, second):
+        text = corpus.text[options.skip : options.skip + 8 * options.tokens]
+        tokens = tokenizer.encode(text, add_special=False)[: options.tokens]
+        n_bytes = len(tokenizer.decode(tokens).encode())
+        result = evaluate_text(float_decoder, decoder, tokens, n_bytes, options.window)
+        results[corpus.name] = result
+        sys.stdout.write(
+            f"{corpus.name}: {result['tokens']} tokens, window {result['window']}: float "
+            f"{result['float_perplexity']:.3f}, chip {result['integer_perplexity']:.3f} "
+            f"({result['change_percent']:+.2f} %); bits per byte "
+            f"{result['float_bits_per_byte']:.4f} and {result['integer_bits_per_byte']:.4f}; "
+            f"{result['saturations']} saturations; {result['float_tokens_per_s']:.0f} and "
+            f"{result['integer_tokens_per_s']:.0f} tokens/s\n"
+        )
+        sys.stdout.flush()
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
