@@ -1,0 +1,185 @@
+"""Query, key and value words from the broadcast bus to the tiles' banks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes, log2
+from romsim_rtl.memory import address_bits
+
+__all__ = ["QKV", "BroadcastWriter", "broadcast_members", "query_bits", "write_signature"]
+
+QKV = 2
+"""``bc_kind`` of query, key and value words."""
+
+
+def broadcast_members(sizes: AttentionSizes, *, block_bits: int) -> dict[str, Any]:
+    """List the broadcast bus's members, ``bc_*`` of docs/rtl.md, where it reaches the tiles.
+
+    Parameters
+    ----------
+    block_bits
+        Bits of a block's index.
+    """
+    groups = sizes.n_groups
+    return {
+        "bc_kind": In(2),
+        "bc_token": In(3),
+        "bc_layer": In(8),
+        "bc_pos": In(16),
+        "bc_block": In(block_bits),
+        "bc_mask": In(groups),
+        "bc_codes": In(CODES_BITS).array(groups),
+        "bc_shift": In(SHIFT_BITS).array(groups),
+    }
+
+
+def write_signature(sizes: AttentionSizes) -> wiring.Signature:
+    """Describe the write bus, controller to tiles; an array index is a bank of `BlockBank`.
+
+    Members
+    -------
+    q_en
+        For each lane, its query buffer is written.
+    k_en, v_en, tile
+        The K or V bank of one tile is written; ``tile`` if there are several.
+    q_addr, kv_addr, mask, codes, shifts
+        Word addresses, blocks of the word, and the word.
+    """
+    banks, blocks = sizes.n_banks, sizes.word_blocks
+    members: dict[str, Any] = {
+        "q_en": Out(sizes.heads_parallel).array(banks),
+        "k_en": Out(1).array(banks),
+        "v_en": Out(1).array(banks),
+        "q_addr": Out(query_bits(sizes)).array(banks),
+        "kv_addr": Out(address_bits(sizes.bank_words)).array(banks),
+        "mask": Out(blocks).array(banks),
+        "codes": Out(CODES_BITS * blocks).array(banks),
+        "shifts": Out(SHIFT_BITS * blocks).array(banks),
+    }
+    if sizes.n_tiles > 1:
+        members["tile"] = Out(log2(sizes.n_tiles))
+    return wiring.Signature(members)
+
+
+def query_bits(sizes: AttentionSizes) -> int:
+    """Address bits of the query buffer: in-flight index above the word of an entry."""
+    word = address_bits(sizes.n_entries * sizes.row_words)
+    return word + (address_bits(sizes.n_inflight) if sizes.n_inflight > 1 else 0)
+
+
+class BroadcastWriter(wiring.Component):
+    """Find out where each block of a broadcast beat belongs; one cycle.
+
+    Parameters
+    ----------
+    sizes
+        Loop sizes.
+    block_bits
+        Bits of a block's index on the bus.
+
+    Members
+    -------
+    bc_* : In
+        The bus.
+    write : Out(write_signature)
+        The writes, one cycle later.
+    """
+
+    def __init__(self, *, sizes: AttentionSizes, block_bits: int) -> None:
+        self.sizes = sizes
+        members = broadcast_members(sizes, block_bits=block_bits)
+        super().__init__(members | {"write": Out(write_signature(sizes))})
+
+    def _places(self) -> tuple[list[int], dict[str, slice]]:
+        """Table of all blocks of q | k | v: one-hot lane, q word, word of a KV row, block."""
+        sizes = self.sizes
+        lanes = sizes.heads_parallel
+        widths = {
+            "lane": lanes,
+            "is_k": 1,
+            "is_v": 1,
+            "word": address_bits(sizes.n_entries * sizes.row_words),
+            "offset": address_bits(sizes.layer_words),
+            "block": address_bits(sizes.word_blocks),
+        }
+        fields, at = {}, 0
+        for name, width in widths.items():
+            fields[name] = slice(at, at + width)
+            at += width
+        rows = []
+        for index in range(sizes.n_q_blocks + 2 * sizes.n_kv_blocks):
+            kv, is_q = index - sizes.n_q_blocks, index < sizes.n_q_blocks
+            head, inside = divmod(index if is_q else kv % sizes.n_kv_blocks, sizes.head_blocks)
+            word, block = divmod(inside, sizes.word_blocks)
+            values = {"block": block}
+            if is_q:
+                entry, lane = sizes.place_head(head)
+                values |= {"lane": 1 << lane, "word": entry * sizes.row_words + word}
+            else:
+                values |= {
+                    "is_k": int(kv < sizes.n_kv_blocks),
+                    "is_v": int(kv >= sizes.n_kv_blocks),
+                    "offset": head * sizes.kv_row + word,
+                }
+            rows.append(sum(value << fields[name].start for name, value in values.items()))
+        return rows, fields
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build one table for each bank, and the registers."""
+        m = Module()
+        sizes, write = self.sizes, self.write
+        rows, fields = self._places()
+        valid = Signal()
+        m.d.comb += valid.eq(self.bc_kind == QKV)
+        base = (
+            self.bc_layer * sizes.layer_words
+            + (self.bc_pos >> log2(sizes.n_tiles)) * sizes.row_words
+        )
+        for bank in range(sizes.n_banks):
+            table = Memory(shape=unsigned(fields["block"].stop), depth=len(rows), init=rows)
+            m.submodules[f"places{bank}"] = table
+            port = table.read_port(domain="comb")
+            m.d.comb += port.addr.eq((self.bc_block + bank)[: len(port.addr)])
+            place = {name: port.data[part] for name, part in fields.items()}
+            # an aligned beat fills one word; else a bank takes its own lane group
+            present = self.bc_mask.any() if sizes.n_banks == 1 else self.bc_mask[bank]
+            with m.If(valid):
+                m.d.sync += [
+                    write.q_en[bank].eq(place["lane"] & present.replicate(len(place["lane"]))),
+                    write.k_en[bank].eq(place["is_k"] & present),
+                    write.v_en[bank].eq(place["is_v"] & present),
+                    write.kv_addr[bank].eq(base + place["offset"]),
+                    write.q_addr[bank].eq(
+                        Cat(place["word"], self.bc_token[: address_bits(sizes.n_inflight)])
+                        if sizes.n_inflight > 1
+                        else place["word"]
+                    ),
+                ]
+                m.d.sync += self._word(bank, place["block"])
+            with m.Else():
+                m.d.sync += [write.q_en[bank].eq(0), write.k_en[bank].eq(0), write.v_en[bank].eq(0)]
+        if sizes.n_tiles > 1:
+            with m.If(valid):
+                m.d.sync += write.tile.eq(self.bc_pos[: log2(sizes.n_tiles)])
+        return m
+
+    def _word(self, bank: int, block: Any) -> list[Any]:
+        """Put the beat's blocks where the word wants them: which of them counts, the mask says."""
+        sizes = self.sizes
+        if sizes.n_banks == 1:
+            groups = [index % sizes.n_groups for index in range(sizes.word_blocks)]
+            mask: Any = (self.bc_mask << block)[: sizes.word_blocks]
+        else:
+            groups = [bank] * sizes.word_blocks
+            mask = Mux(self.bc_mask[bank], Const(1, sizes.word_blocks) << block, 0)
+        return [
+            self.write.mask[bank].eq(mask),
+            self.write.codes[bank].eq(Cat(self.bc_codes[group] for group in groups)),
+            self.write.shifts[bank].eq(Cat(self.bc_shift[group] for group in groups)),
+        ]

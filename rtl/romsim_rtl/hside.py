@@ -1,0 +1,238 @@
+"""Unit H: attention over the KV cache in the tiles' SRAM, and adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_rtl.attention_command import delay, delay_command
+from romsim_rtl.attention_control import AttentionControl
+from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes, log2
+from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
+from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
+from romsim_rtl.htile import HTile
+from romsim_rtl.memory import Sram, address_bits, replicate
+from romsim_rtl.merge import MergeTree
+from romsim_rtl.primitives import add_tree
+
+__all__ = ["TILE_MODULE", "HSide"]
+
+TILE_MODULE = "romsim_htile"
+"""Verilog module of a tile, emitted once."""
+
+
+class HSide(wiring.Component):
+    """Unit H: controller, tiles, merge tree, output buffers.
+
+    Parameters
+    ----------
+    sizes
+        Loop sizes of attention.
+    n_rows
+        Rows of the tallest matrix group, the size of Y and D.
+
+    Members
+    -------
+    start, instr, pos, busy
+        Issue; ``pos`` is valid with ``start``.
+    bc_* : In
+        Broadcast from unit V, after its registers. A block is written at the end of the cycle
+        after the one in which it comes.
+    rd_token : In(3)
+        Token whose O, l and D are read.
+    o_en, o_addr, o_data
+        A beat of the attention sums, one cycle later.
+    l_en, l_addr, l_data
+        The sum of a head's numerators, one cycle later.
+    d_en, d_addr, d_data, d_valid
+        A beat of adapter outputs, one cycle later; ``d_valid`` says whether the token's last
+        ``lora`` had an adapter.
+    sat_count : Out(32)
+        Clips of unit H since reset.
+    """
+
+    def __init__(self, *, sizes: AttentionSizes, n_rows: int, block_bits: int = 12) -> None:
+        self.sizes, self.block_bits = sizes, block_bits
+        lanes = sizes.n_lanes
+        members: dict[str, Any] = {
+            "start": In(1),
+            "instr": In(WORD_BITS),
+            "pos": In(16),
+            "busy": Out(1),
+            "rd_token": In(3),
+            "o_en": In(1),
+            "o_addr": In(address_bits(sizes.beats)),
+            "o_data": Out(signed(64)).array(lanes),
+            "l_en": In(1),
+            "l_addr": In(address_bits(sizes.n_heads)),
+            "l_data": Out(32),
+            "d_en": In(1),
+            "d_addr": In(address_bits(-(-n_rows // lanes) + 1)),
+            "d_data": Out(signed(32)).array(lanes),
+            "d_valid": Out(1),
+            "sat_count": Out(32),
+        }
+        super().__init__(members | broadcast_members(sizes, block_bits=block_bits))
+
+    def elaborate(self, platform: Any) -> Module:
+        """Connect the parts."""
+        m = Module()
+        sizes = self.sizes
+        fields = _fields(self.instr)
+        starts = Signal()
+        m.d.comb += starts.eq(self.start & (fields["op"] == OPS["attn"]))
+        held = {
+            "pos": Signal(address_bits(sizes.context), name="held_pos", reset_less=True),
+            "layer": Signal(address_bits(sizes.n_layers), name="held_layer", reset_less=True),
+            "token": Signal(address_bits(sizes.n_inflight), name="held_token", reset_less=True),
+        }
+        with m.If(self.start):
+            m.d.sync += held["pos"].eq(self.pos)
+            m.d.sync += [held[name].eq(fields[name]) for name in ("layer", "token")]
+
+        m.submodules.control = control = AttentionControl(sizes=sizes)
+        m.d.comb += [control.start.eq(starts), self.busy.eq(control.busy)]
+        m.d.comb += [getattr(control, name).eq(value) for name, value in held.items()]
+        m.submodules.writer = writer = BroadcastWriter(sizes=sizes, block_bits=self.block_bits)
+        for name in broadcast_members(sizes, block_bits=self.block_bits):
+            ours, theirs = getattr(self, name), getattr(writer, name)
+            if name in ("bc_codes", "bc_shift"):
+                m.d.comb += [theirs[g].eq(ours[g]) for g in range(sizes.n_groups)]
+            else:
+                m.d.comb += theirs.eq(ours)
+
+        tiles = replicate(
+            m, platform, "tile", TILE_MODULE, lambda: HTile(sizes=sizes), sizes.n_tiles
+        )
+        command = delay_command(m, control.command, sizes.broadcast_cycles)
+        for index, tile in enumerate(tiles):
+            if sizes.n_tiles > 1:
+                m.d.comb += tile.tile.eq(index)
+            _drive(m, command, tile.command)
+            _drive(m, writer.write, tile.write)
+        maximum = self._maximum(m, control, tiles)
+        tree = self._merge(m, control, tiles, maximum)
+        self._outputs(m, tree, held["token"])
+        m.d.sync += self.sat_count.eq(add_tree([tile.saturations for tile in tiles])[:32])
+        return m
+
+    def _maximum(self, m: Module, control: Any, tiles: list[Any]) -> dict[str, Any]:
+        """Find each head's maximum over the tiles and send it back to them."""
+        sizes = self.sizes
+        where = {
+            "entry": control.command.entry,
+            "lane": control.command.lane,
+            "head": control.head,
+        }
+        valid, where = delay(m, control.command.mx, where, sizes.broadcast_cycles + 2, "mx")
+        values = {f"tile{index}": tile.maximum for index, tile in enumerate(tiles)}
+        valid, values = delay(m, valid, where | values, sizes.collect_cycles, "mx_collect")
+        where = {name: values[name] for name in where}
+        largest = values["tile0"].as_signed()
+        for index in range(1, sizes.n_tiles):
+            other = values[f"tile{index}"].as_signed()
+            largest = _larger(largest, other)
+        score = Signal(signed(32), name="largest_score", reset_less=True)
+        with m.If(valid):
+            m.d.sync += score.eq(largest)
+        valid, where = delay(m, valid, where, 1, "mx_reduce")
+        value = Signal(signed(MAX_BITS), name="block_maximum", reset_less=True)
+        with m.If(valid):
+            m.d.sync += value.eq((score + 65535)[16:])
+        valid, where = delay(m, valid, where, 1, "mx_round")
+        result = {"valid": valid, "head": where["head"], "value": value}
+        back = {"entry": where["entry"], "lane": where["lane"], "value": value.as_unsigned()}
+        valid, back = delay(m, valid, back, sizes.broadcast_cycles, "mx_back")
+        for tile in tiles:
+            m.d.comb += [getattr(tile.maximum_in, name).eq(item) for name, item in back.items()]
+            m.d.comb += tile.maximum_in.valid.eq(valid)
+        return result
+
+    def _merge(
+        self, m: Module, control: Any, tiles: list[Any], maximum: dict[str, Any]
+    ) -> MergeTree:
+        """Collect the tiles' sums and join the blocks."""
+        sizes = self.sizes
+        m.submodules.tree = tree = MergeTree(sizes=sizes)
+        _drive(m, control.merge, tree.step)
+        m.d.comb += [
+            tree.maximum_valid.eq(maximum["valid"]),
+            tree.head.eq(maximum["head"]),
+            tree.maximum.eq(maximum["value"]),
+        ]
+        # a beat is on its way from two cycles after its command
+        loaded = control.command.mg
+        loaded, _ = delay(m, loaded, {}, sizes.broadcast_cycles + 2, "mg")
+        values = {}
+        for index, tile in enumerate(tiles):
+            for group in range(sizes.n_groups):
+                values[f"o{index}_{group}"] = tile.o[group]
+                values[f"l{index}_{group}"] = tile.l[group]
+        _, values = delay(m, loaded, values, sizes.collect_cycles, "mg_collect")
+        for index in range(sizes.n_tiles):
+            for group in range(sizes.n_groups):
+                m.d.comb += tree.o[index][group].eq(values[f"o{index}_{group}"])
+                m.d.comb += tree.l[index][group].eq(values[f"l{index}_{group}"])
+        return tree
+
+    def _outputs(self, m: Module, tree: MergeTree, token: Any) -> None:
+        """Keep the results of each token in flight for unit V."""
+        sizes = self.sizes
+        beat_bits = address_bits(sizes.beats)
+        several = sizes.n_inflight > 1
+        token_bits = address_bits(sizes.n_inflight)
+        w_addr = Cat(tree.out_beat, token) if several else tree.out_beat
+        blocks = self.l_addr * sizes.head_blocks
+        l_beat = (blocks >> log2(sizes.n_groups))[:beat_bits]
+        reads = {"o": (self.o_en, self.o_addr, 64 * 32), "l": (self.l_en, l_beat, 32)}
+        l_group: Any = None
+        if sizes.n_groups > 1:
+            l_group = Signal(log2(sizes.n_groups), reset_less=True)
+            with m.If(self.l_en):
+                m.d.sync += l_group.eq(blocks)
+        words: dict[str, list[Any]] = {"o": [], "l": []}
+        for name, (enable, beat, bits) in reads.items():
+            for group in range(sizes.n_groups):
+                depth = sizes.n_inflight << beat_bits
+                sram = Sram(depth=depth, n_lanes=1, lane_bits=bits)
+                m.submodules[f"{name}_buffer{group}"] = sram
+                m.d.comb += [
+                    sram.w_en.eq(tree.out_valid),
+                    sram.w_addr.eq(w_addr),
+                    sram.w_mask.eq(1),
+                    sram.w_data.eq(getattr(tree, f"out_{name}")[group]),
+                    sram.r_en.eq(enable),
+                    sram.r_addr.eq(Cat(beat, self.rd_token[:token_bits]) if several else beat),
+                ]
+                words[name].append(sram.r_data)
+        for lane in range(sizes.n_lanes):
+            m.d.comb += self.o_data[lane].eq(words["o"][lane // 32].word_select(lane % 32, 64))
+        value = words["l"][0]
+        for group in range(1, sizes.n_groups):
+            value = Mux(l_group == group, words["l"][group], value)
+        m.d.comb += self.l_data.eq(value)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return Mux(a > b, a, b)
+
+
+def _fields(word: Any) -> dict[str, Any]:
+    """Cut the instruction word into its fields."""
+    fields, at = {}, 0
+    for name, (bits, is_signed) in FIELDS.items():
+        part = word[at : at + bits]
+        fields[name] = part.as_signed() if is_signed else part
+        at += bits
+    return fields
+
+
+def _drive(m: Module, source: Any, target: Any) -> None:
+    """Connect all members of two interfaces of one signature."""
+    for (_, _, before), (_, _, after) in zip(
+        source.signature.flatten(source), target.signature.flatten(target), strict=True
+    ):
+        m.d.comb += after.eq(before)

@@ -1,0 +1,169 @@
+"""One tile of unit H: K and V banks, query buffer, scores, numerators, value sums, adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_rtl.attention_command import command_signature, maximum_signature
+from romsim_rtl.attention_sizes import AttentionSizes, log2
+from romsim_rtl.attention_write import query_bits, write_signature
+from romsim_rtl.htile_banks import BlockBank
+from romsim_rtl.htile_scores import TileScores
+from romsim_rtl.htile_softmax import TileSoftmax
+from romsim_rtl.htile_values import SUM_BITS, TileValues
+
+__all__ = ["HTile"]
+
+
+class HTile(wiring.Component):
+    """A tile of unit H; all tiles obey one controller.
+
+    Parameters
+    ----------
+    sizes
+        Loop sizes.
+
+    Members
+    -------
+    tile : In
+        Number of the tile, constant; if there are several.
+    command : In(command_signature)
+        What to do in this cycle.
+    write : In(write_signature)
+        Query, key and value words.
+    maximum_in : In(maximum_signature)
+        Maxima over all tiles.
+    maximum : Out(signed(32))
+        A head's largest score, 2 cycles after the command ``mx``.
+    o, l
+        Sums and weights of a beat, 2 cycles after the command ``mg``.
+    saturations : Out(32)
+        Scores that were clipped.
+    """
+
+    def __init__(self, *, sizes: AttentionSizes) -> None:
+        self.sizes = sizes
+        members: dict[str, Any] = {
+            "command": In(command_signature(sizes)),
+            "write": In(write_signature(sizes)),
+            "maximum_in": In(maximum_signature(sizes)),
+            "maximum": Out(32),
+            "o": Out(SUM_BITS).array(sizes.n_groups),
+            "l": Out(32).array(sizes.n_groups),
+            "saturations": Out(32),
+        }
+        if sizes.n_tiles > 1:
+            members["tile"] = In(log2(sizes.n_tiles))
+        super().__init__(members)
+
+    def elaborate(self, platform: Any) -> Module:
+        """Connect the parts."""
+        m = Module()
+        sizes, command = self.sizes, self.command
+        present = Signal()
+        is_mine = Signal()
+        if sizes.n_tiles > 1:
+            m.d.comb += present.eq(~command.last_tok | (self.tile <= command.last_valid))
+            m.d.comb += is_mine.eq(self.write.tile == self.tile)
+        else:
+            m.d.comb += [present.eq(1), is_mine.eq(1)]
+        banks = self._banks(m, is_mine)
+
+        m.submodules.scores = scores = TileScores(sizes=sizes)
+        m.submodules.softmax = softmax = TileSoftmax(sizes=sizes)
+        m.submodules.values = values = TileValues(sizes=sizes)
+        fields = ["first_tok", "last_tok", "first_word", "last_word", "entry", "slot"]
+        if sizes.last_lanes < sizes.heads_parallel:
+            fields.append("full")
+        m.d.comb += [getattr(scores, name).eq(getattr(command, name)) for name in fields]
+        m.d.comb += [
+            scores.en.eq(command.qk),
+            scores.present.eq(present),
+            scores.k_codes.eq(banks["k"].codes),
+            scores.k_shifts.eq(banks["k"].shifts),
+            scores.score_en.eq(command.ex),
+            scores.score_slot.eq(command.slot),
+            scores.max_en.eq(command.mx),
+            scores.max_entry.eq(command.entry),
+            scores.max_lane.eq(command.lane),
+            self.maximum.eq(scores.maximum),
+            self.saturations.eq(scores.saturations),
+            softmax.en.eq(command.ex),
+            softmax.present.eq(present),
+            softmax.scores.eq(scores.scores),
+            softmax.p_en.eq(command.pv),
+            softmax.p_slot.eq(command.slot),
+            softmax.l_en.eq(command.mg),
+            values.en.eq(command.pv),
+            values.word.eq(command.word),
+            values.v_codes.eq(banks["v"].codes),
+            values.v_shifts.eq(banks["v"].shifts),
+            values.p.eq(softmax.p),
+            values.o_en.eq(command.mg),
+        ]
+        wiring.connect(m, wiring.flipped(self.maximum_in), softmax.maximum)
+        for name in ("first_tok", "last_tok"):
+            m.d.comb += [
+                getattr(part, name).eq(getattr(command, name)) for part in (softmax, values)
+            ]
+        m.d.comb += [
+            getattr(softmax, name).eq(getattr(command, name)) for name in ("entry", "slot")
+        ]
+        for lane in range(sizes.heads_parallel):
+            m.d.comb += [
+                scores.q_codes[lane].eq(banks[f"q{lane}"].codes),
+                scores.q_shifts[lane].eq(banks[f"q{lane}"].shifts),
+            ]
+        for group in range(sizes.n_groups):
+            m.d.comb += [
+                values.o_word[group].eq(command.o_word[group]),
+                values.o_select[group].eq(command.o_select[group]),
+                softmax.l_entry[group].eq(command.o_entry[group]),
+                softmax.l_lane[group].eq(command.o_select[group] >> log2(sizes.word_blocks)),
+                self.o[group].eq(values.o[group]),
+                self.l[group].eq(softmax.l[group]),
+            ]
+        return m
+
+    def _banks(self, m: Module, is_mine: Any) -> dict[str, Any]:
+        """Make the K and V banks and a query buffer for each lane."""
+        sizes, command = self.sizes, self.command
+        banks: dict[str, Any] = {}
+        q_addr = command.word
+        if sizes.n_inflight > 1:
+            q_addr = Cat(command.word, command.token)
+        for kind, enable in (("k", command.qk), ("v", command.pv)):
+            bank = BlockBank(
+                depth=sizes.bank_words, n_blocks=sizes.word_blocks, n_banks=sizes.n_banks
+            )
+            banks[kind] = m.submodules[kind] = bank
+            m.d.comb += [bank.r_en.eq(enable), bank.r_addr.eq(command.bank)]
+            if sizes.n_banks > 1:
+                m.d.comb += bank.r_group.eq(command.bank_group)
+            for index in range(sizes.n_banks):
+                written = getattr(self.write, f"{kind}_en")[index]
+                m.d.comb += bank.w_en[index].eq(written & is_mine)
+                m.d.comb += bank.w_addr[index].eq(self.write.kv_addr[index])
+        for lane in range(sizes.heads_parallel):
+            bank = BlockBank(
+                depth=1 << query_bits(sizes), n_blocks=sizes.word_blocks, n_banks=sizes.n_banks
+            )
+            banks[f"q{lane}"] = m.submodules[f"q{lane}"] = bank
+            m.d.comb += [bank.r_en.eq(command.qk), bank.r_addr.eq(q_addr)]
+            if sizes.n_banks > 1:
+                m.d.comb += bank.r_group.eq(command.q_group + lane * sizes.head_blocks)
+            for index in range(sizes.n_banks):
+                m.d.comb += bank.w_en[index].eq(self.write.q_en[index][lane])
+                m.d.comb += bank.w_addr[index].eq(self.write.q_addr[index])
+        for bank in banks.values():
+            for index in range(sizes.n_banks):
+                m.d.comb += [
+                    bank.w_mask[index].eq(self.write.mask[index]),
+                    bank.w_codes[index].eq(self.write.codes[index]),
+                    bank.w_shifts[index].eq(self.write.shifts[index]),
+                ]
+        return banks

@@ -1,0 +1,209 @@
+"""A tile's scores: query times key, block by block, and the largest score of each head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed, unsigned
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_compiler.target import MX_BLOCK
+from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
+from romsim_rtl.memory import Sram, address_bits
+from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
+
+__all__ = ["SCORE_CYCLES", "TileScores"]
+
+SCORE_CYCLES = 7
+"""Cycles from the last key's address to the first read of the maxima."""
+
+_PRODUCT_BITS = 21  # 32 · 127 · 127 and a sign
+_FLAGS = ("first_word", "last_word", "first_tok", "last_tok", "present")
+
+
+class TileScores(wiring.Component):
+    """Score buffer and maxima of one tile (docs/numerics.md, scores).
+
+    Parameters
+    ----------
+    sizes
+        Loop sizes.
+
+    Members
+    -------
+    en, first_word, last_word, first_tok, last_tok, entry, slot
+        A KV word is being read, and where in the sweep it stands.
+    present : In(1)
+        The slot holds a token.
+    full : In(1)
+        All lanes hold a head; only if a pass may have fewer.
+    k_codes, k_shifts, q_codes, q_shifts
+        The words, one cycle after ``en``.
+    score_en, score_slot, scores
+        Read port of the score buffer: the scores of all lanes, one cycle later.
+    max_en, max_entry, max_lane, maximum
+        A head's largest score, two cycles later.
+    saturations : Out(32)
+        Scores that were clipped.
+    """
+
+    def __init__(self, *, sizes: AttentionSizes) -> None:
+        self.sizes = sizes
+        lanes, blocks = sizes.heads_parallel, sizes.word_blocks
+        members: dict[str, Any] = {name: In(1) for name in ("en", *_FLAGS)}
+        if sizes.last_lanes < lanes:
+            members["full"] = In(1)
+        slot_bits = address_bits(sizes.n_entries * sizes.block_slots)
+        members |= {
+            "entry": In(address_bits(sizes.n_entries)),
+            "slot": In(slot_bits),
+            "k_codes": In(CODES_BITS * blocks),
+            "k_shifts": In(SHIFT_BITS * blocks),
+            "q_codes": In(CODES_BITS * blocks).array(lanes),
+            "q_shifts": In(SHIFT_BITS * blocks).array(lanes),
+            "score_en": In(1),
+            "score_slot": In(slot_bits),
+            "scores": Out(32 * lanes),
+            "max_en": In(1),
+            "max_entry": In(address_bits(sizes.n_entries)),
+            "max_lane": In(address_bits(lanes)),
+            "maximum": Out(signed(32)),
+            "saturations": Out(32),
+        }
+        super().__init__(members)
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build the pipeline: products, shift, sum, saturation, maximum."""
+        m = Module()
+        names = [*_FLAGS, "entry", "slot"] + (["full"] if hasattr(self, "full") else [])
+        flags = {name: getattr(self, name) for name in names}
+        valid = valid_chain(m, self.en, 3, "word")
+        _, flags1 = delay(m, valid[0], flags, 1, "read")
+        _, flags2 = delay(m, valid[1], flags1, 1, "product")
+        _, flags3 = delay(m, valid[2], flags2, 1, "shift")
+        done = Signal()  # the last word of a key has been added
+        m.d.sync += done.eq(valid[3] & flags3["last_word"])
+        wanted = [n for n in names if n not in ("first_word", "last_word")]
+        _, flags4 = delay(m, valid[3], {n: flags3[n] for n in wanted}, 1, "sum")
+        _, flags5 = delay(m, done, flags4, 1, "score")
+        scored, stored = valid_chain(m, done, 2, "score_done")[1:]
+
+        totals = self._multiply(m, valid, flags1, flags2, flags3)
+        scores = Signal(32 * len(totals), reset_less=True)
+        clipped = Signal(len(totals), reset_less=True)
+        results = [saturate32(total) for total in totals]
+        with m.If(done):
+            m.d.sync += scores.eq(Cat(value[:32] for value, _ in results))
+            m.d.sync += clipped.eq(Cat(clip for _, clip in results))
+        self._count(m, scored, clipped, flags5)
+        self._keep(m, scored, stored, scores, flags5)
+        return m
+
+    def _multiply(self, m: Module, valid: list[Any], read: Any, product: Any, shift: Any) -> Any:
+        """Add up a key's blocks for each lane."""
+        sizes = self.sizes
+        score_shift = 2 * sizes.linear_frac - 16
+        totals = []
+        for lane in range(sizes.heads_parallel):
+            terms = []
+            for block in range(sizes.word_blocks):
+                name = f"{lane}_{block}"
+                p = Signal(signed(_PRODUCT_BITS), name=f"product{name}", reset_less=True)
+                exponent = Signal(unsigned(SHIFT_BITS + 1), name=f"exp{name}", reset_less=True)
+                term = Signal(signed(64), name=f"term{name}", reset_less=True)
+                dot = self._dot(lane, block)
+                if block >= sizes.last_blocks:  # the last word of a head is not full
+                    dot = Mux(read["last_word"], 0, dot)
+                part = slice(block * SHIFT_BITS, (block + 1) * SHIFT_BITS)
+                with m.If(valid[1]):
+                    m.d.sync += [
+                        p.eq(dot),
+                        exponent.eq(self.k_shifts[part] + self.q_shifts[lane][part]),
+                    ]
+                is_left = exponent >= score_shift
+                amount = Mux(is_left, exponent - score_shift, exponent)[: SHIFT_BITS + 1]
+                shifted = left_shift(p, amount, 64)
+                with m.If(valid[2]):
+                    m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, score_shift)))
+                terms.append(term)
+            total = Signal(signed(64), name=f"total{lane}", reset_less=True)
+            so_far = Mux(shift["first_word"], Const(0, signed(64)), total)
+            with m.If(valid[3]):
+                m.d.sync += total.eq(add_tree([so_far, *terms]))
+            totals.append(total)
+        return totals
+
+    def _dot(self, lane: int, block: int) -> Any:
+        at = block * CODES_BITS
+        return add_tree(
+            [
+                self.k_codes[bit : bit + 8].as_signed()
+                * self.q_codes[lane][bit : bit + 8].as_signed()
+                for bit in range(at, at + 8 * MX_BLOCK, 8)
+            ]
+        )
+
+    def _count(self, m: Module, scored: Any, clipped: Any, flags: dict[str, Any]) -> None:
+        last = self.sizes.last_lanes
+        mask: Any = Const((1 << len(clipped)) - 1, len(clipped))
+        if "full" in flags:
+            mask = Mux(flags["full"], mask, (1 << last) - 1)
+        counted = Signal()
+        m.d.comb += counted.eq(scored & flags["present"])
+        with m.If(counted):
+            m.d.sync += self.saturations.eq(self.saturations + popcount(clipped & mask))
+
+    def _keep(
+        self, m: Module, scored: Any, stored: Any, scores: Any, flags: dict[str, Any]
+    ) -> None:
+        """Write scores, and a head's maximum after its last key; read both."""
+        sizes = self.sizes
+        lanes = sizes.heads_parallel
+        m.submodules.score_sram = score_sram = Sram(
+            depth=sizes.n_entries * sizes.block_slots, n_lanes=1, lane_bits=32 * lanes
+        )
+        m.d.comb += [
+            score_sram.w_en.eq(scored),
+            score_sram.w_addr.eq(flags["slot"]),
+            score_sram.w_mask.eq(1),
+            score_sram.w_data.eq(scores),
+            score_sram.r_en.eq(self.score_en),
+            score_sram.r_addr.eq(self.score_slot),
+            self.scores.eq(score_sram.r_data),
+        ]
+        largest = Signal(32 * lanes, reset_less=True)
+        lowest = Const(-(1 << 31), signed(32))
+        updated = []
+        for lane in range(lanes):
+            part = slice(32 * lane, 32 * lane + 32)
+            score = Mux(flags["present"], scores[part].as_signed(), lowest)
+            before = Mux(flags["first_tok"], lowest, largest[part].as_signed())
+            updated.append(Mux(score > before, score, before)[:32])
+        entry = Signal(address_bits(sizes.n_entries), reset_less=True)
+        is_last = Signal(reset_less=True)
+        with m.If(scored):
+            m.d.sync += [largest.eq(Cat(*updated)), is_last.eq(flags["last_tok"])]
+            m.d.sync += entry.eq(flags["entry"])
+
+        m.submodules.max_sram = max_sram = Sram(
+            depth=sizes.n_entries, n_lanes=1, lane_bits=32 * lanes
+        )
+        m.d.comb += [
+            max_sram.w_en.eq(stored & is_last),
+            max_sram.w_addr.eq(entry),
+            max_sram.w_mask.eq(1),
+            max_sram.w_data.eq(largest),
+            max_sram.r_en.eq(self.max_en),
+            max_sram.r_addr.eq(self.max_entry),
+        ]
+        (read,) = valid_chain(m, self.max_en, 1, "max_read")[1:]
+        lane_of = Signal(address_bits(lanes), reset_less=True)
+        with m.If(self.max_en):
+            m.d.sync += lane_of.eq(self.max_lane)
+        value = max_sram.r_data[:32]
+        for lane in range(1, lanes):
+            value = Mux(lane_of == lane, max_sram.r_data[32 * lane : 32 * lane + 32], value)
+        with m.If(read):
+            m.d.sync += self.maximum.eq(value)

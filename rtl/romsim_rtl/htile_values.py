@@ -1,0 +1,138 @@
+"""A tile's value sums: numerators times values, for all lanes of a word at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_compiler.target import MX_BLOCK
+from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
+from romsim_rtl.htile_softmax import P_BITS
+from romsim_rtl.memory import Sram, address_bits
+from romsim_rtl.primitives import left_shift
+
+__all__ = ["SUM_BITS", "VALUE_CYCLES", "TileValues"]
+
+VALUE_CYCLES = 4
+"""Cycles from the last value's address to the first read of the sums."""
+
+SUM_BITS = 64 * MX_BLOCK
+"""Bits of the sums of a block of 32."""
+
+
+class TileValues(wiring.Component):
+    """Sums ``o`` of one tile (docs/numerics.md, softmax and values).
+
+    Parameters
+    ----------
+    sizes
+        Loop sizes.
+
+    Members
+    -------
+    en, first_tok, last_tok, word
+        A V word is being read, and where in the sweep it stands; ``word`` is where its sums go.
+    v_codes, v_shifts, p
+        The word and the numerators of all lanes, one cycle after ``en``.
+    o_en, o_word, o_select, o
+        For each lane group of a beat, the sums of a block, two cycles later; ``o_select`` is
+        ``lane · (W/32) + block`` of the word.
+    """
+
+    def __init__(self, *, sizes: AttentionSizes) -> None:
+        self.sizes = sizes
+        lanes, blocks, groups = sizes.heads_parallel, sizes.word_blocks, sizes.n_groups
+        word_bits = address_bits(sizes.n_entries * sizes.row_words)
+        super().__init__(
+            {
+                "en": In(1),
+                "first_tok": In(1),
+                "last_tok": In(1),
+                "word": In(word_bits),
+                "v_codes": In(CODES_BITS * blocks),
+                "v_shifts": In(SHIFT_BITS * blocks),
+                "p": In(P_BITS * lanes),
+                "o_en": In(1),
+                "o_word": In(word_bits).array(groups),
+                "o_select": In(address_bits(lanes * blocks)).array(groups),
+                "o": Out(SUM_BITS).array(groups),
+            }
+        )
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build the pipeline: product, shift and sum, write; and the read."""
+        m = Module()
+        sizes = self.sizes
+        names = ("first_tok", "last_tok", "word")
+        valid = valid_chain(m, self.en, 2, "value")
+        _, read = delay(m, valid[0], {name: getattr(self, name) for name in names}, 1, "read")
+        _, product = delay(m, valid[1], read, 1, "product")
+        write = Signal()
+        word = Signal(len(self.word), reset_less=True)
+        m.d.sync += write.eq(valid[2] & product["last_tok"])
+        with m.If(valid[2]):
+            m.d.sync += word.eq(product["word"])
+
+        is_read = valid_chain(m, self.o_en, 1, "o_read")[1]
+        selected = []
+        for group in range(sizes.n_groups):
+            select = Signal(len(self.o_select[group]), name=f"o_select_of{group}", reset_less=True)
+            with m.If(self.o_en):
+                m.d.sync += select.eq(self.o_select[group])
+            selected.append(select)
+        values: list[Any] = [None] * sizes.n_groups
+        for lane in range(sizes.heads_parallel):
+            for block in range(sizes.word_blocks):
+                sums = self._accumulate(m, valid, product["first_tok"], lane, block)
+                index = lane * sizes.word_blocks + block
+                for group in range(sizes.n_groups):
+                    sram = Sram(
+                        depth=sizes.n_entries * sizes.row_words, n_lanes=1, lane_bits=SUM_BITS
+                    )
+                    m.submodules[f"o_sram{lane}_{block}_{group}"] = sram
+                    m.d.comb += [
+                        sram.w_en.eq(write),
+                        sram.w_addr.eq(word),
+                        sram.w_mask.eq(1),
+                        sram.w_data.eq(sums),
+                        sram.r_en.eq(self.o_en & (self.o_select[group] == index)),
+                        sram.r_addr.eq(self.o_word[group]),
+                    ]
+                    before = values[group]
+                    values[group] = (
+                        sram.r_data
+                        if before is None
+                        else Mux(selected[group] == index, sram.r_data, before)
+                    )
+        with m.If(is_read):
+            m.d.sync += [out.eq(value) for out, value in zip(self.o, values, strict=True)]
+        return m
+
+    def _accumulate(self, m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:
+        name = f"{lane}_{block}"
+        p = self.p[P_BITS * lane : P_BITS * (lane + 1)]
+        products = []
+        for element in range(MX_BLOCK):
+            at = block * CODES_BITS + 8 * element
+            product = Signal(signed(P_BITS + 8), name=f"product{name}_{element}", reset_less=True)
+            with m.If(valid[1]):
+                m.d.sync += product.eq(self.v_codes[at : at + 8].as_signed() * p)
+            products.append(product)
+        exponent = Signal(SHIFT_BITS, name=f"exponent{name}", reset_less=True)
+        with m.If(valid[1]):
+            m.d.sync += exponent.eq(self.v_shifts[block * SHIFT_BITS : (block + 1) * SHIFT_BITS])
+        sums = Signal(SUM_BITS, name=f"sums{name}", reset_less=True)
+        added = [
+            (
+                Mux(first, 0, sums[64 * element : 64 * element + 64])
+                + left_shift(product, exponent, 64).as_unsigned()
+            )[:64]
+            for element, product in enumerate(products)
+        ]
+        with m.If(valid[2]):
+            m.d.sync += sums.eq(Cat(*added))
+        return sums
