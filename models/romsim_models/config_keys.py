@@ -32,6 +32,7 @@ class ConfigKeys:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._unused = set(self._values)
         self._where = where
+        self._file = Path(where).name  # notes are written into descriptions: no paths in them
         self._prefix = prefix
 
     def __contains__(self, key: str) -> bool:
@@ -61,7 +62,7 @@ class ConfigKeys:
         if key not in self._values:
             shown = json.dumps(default)
             self.notes.append(
-                f"{self._where}: key {self.full(key)!r} is missing; taken as {shown} ({reason})"
+                f"{self._file}: key {self.full(key)!r} is missing; taken as {shown} ({reason})"
             )
         return self.peek(key, default)
 
@@ -90,7 +91,7 @@ class ConfigKeys:
     def finish(self, silent: frozenset[str]) -> tuple[str, ...]:
         """Note the keys that were not used, except ``silent`` ones; return all notes."""
         for key in sorted(self._unused - silent):
-            self.notes.append(f"{self._where}: key {self.full(key)!r} is not used")
+            self.notes.append(f"{self._file}: key {self.full(key)!r} is not used")
         return tuple(self.notes)
 
 

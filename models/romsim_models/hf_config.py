@@ -123,7 +123,8 @@ def _architecture(keys: ConfigKeys, where: str) -> str:
     model_type = keys.peek("model_type")
     if listed is None and model_type in ("llama", "bitnet"):
         keys.notes.append(
-            f"{where}: key 'architectures' is missing; taken from model_type {model_type!r}"
+            f"{Path(where).name}: key 'architectures' is missing; taken from model_type "
+            f"{model_type!r}"
         )
         return str(model_type)
     name = listed[0] if isinstance(listed, list) and len(listed) == 1 else listed

@@ -10,6 +10,7 @@ Source: huggingface/peft ``src/peft/tuners/lora`` (config, layer) and ``utils/ot
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -135,6 +136,17 @@ class LoraAdapter:
         """Largest rank of all targets."""
         return max(target.rank for target in self.targets.values())
 
+    @property
+    def sha256(self) -> str:
+        """Digest of every factor and scaling, hexadecimal; names and notes take no part."""
+        digest = hashlib.sha256()
+        for name, target in self.targets.items():
+            head = f"{name} {target.rank} {target.scaling.hex()}\n"
+            digest.update(head.encode())
+            digest.update(np.ascontiguousarray(target.a, dtype="<f4").tobytes())
+            digest.update(np.ascontiguousarray(target.b, dtype="<f4").tobytes())
+        return digest.hexdigest()
+
     def check_fits(self, spec: ModelSpec) -> None:
         """Check that every target is a matrix of a model, with factors of its shape.
 
@@ -221,7 +233,7 @@ def read_adapter(directory: Path, spec: ModelSpec) -> LoraAdapter:
     _check_targets_used(keys.peek("target_modules"), pairs, where)
     notes = list(keys.finish(_SILENT))
     if not any(target.b.any() for target in targets.values()):
-        notes.append(f"{directory}: every B is zero; the adapter changes nothing")
+        notes.append(f"{directory.resolve().name}: every B is zero; the adapter changes nothing")
     adapter = LoraAdapter(
         name=directory.resolve().name,
         base_name=str(keys.peek("base_model_name_or_path", "")),

@@ -72,8 +72,8 @@ def open_huggingface(directory: Path) -> Checkpoint:
         store.require_tied_head_equal()
         del tensors[LM_HEAD]
         notes += (
-            f"{directory}: tensor 'lm_head.weight' equals the embedding that it is tied to; "
-            "it is kept once",
+            f"{directory.resolve().name}: tensor 'lm_head.weight' equals the embedding that it is "
+            "tied to; it is kept once",
         )
     shapes = {name: file.entries[theirs].shape for name, (file, theirs) in tensors.items()}
     check_complete(spec, shapes, where=str(directory), source_name=huggingface_name)
@@ -204,7 +204,7 @@ def _locate(directory: Path) -> tuple[dict[str, SafetensorsFile], tuple[str, ...
 
 
 def _stray(directory: Path, present: list[str], used: set[str]) -> tuple[str, ...]:
-    return tuple(f"{directory / name}: file is not used" for name in present if name not in used)
+    return tuple(f"{name}: file is not used" for name in present if name not in used)
 
 
 def _drop_rotary_buffers(located: dict[str, SafetensorsFile], spec: ModelSpec) -> tuple[str, ...]:
@@ -222,7 +222,8 @@ def _drop_rotary_buffers(located: dict[str, SafetensorsFile], spec: ModelSpec) -
             )
     if not buffers:
         return ()
+    directory_name = next(iter(located.values())).path.parent.resolve().name
     return (
-        f"{next(iter(located.values())).path.parent}: {len(buffers)} tensors of rotary frequencies "
-        "are not used; they equal those of config.json",
+        f"{directory_name}: {len(buffers)} tensors of rotary frequencies are not used; they equal "
+        "those of config.json",
     )

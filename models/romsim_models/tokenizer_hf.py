@@ -38,8 +38,8 @@ class HfTokenizerFiles:
         self.notes: tuple[str, ...] = ()
         if not self.is_present:
             self.notes = (
-                f"{self._path}: file is missing; the model has no tokenizer, prompts are token "
-                "numbers",
+                f"{self._path.name}: file is missing; the model has no tokenizer, prompts are "
+                "token numbers",
             )
         config_path = directory / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.is_file() else {}

@@ -101,9 +101,11 @@ def test_defaults_are_noted(path: Path) -> None:
     checkpoint = open_gguf(write_gguf(path, metadata, tensors))
     assert (checkpoint.spec.n_kv_heads, checkpoint.spec.rope_theta) == (2, 10000.0)
     assert checkpoint.notes == (
-        f"{path}: key 'llama.attention.head_count_kv' is missing; taken as 2 (as many as heads)",
-        f"{path}: key 'llama.rope.freq_base' is missing; taken as 10000.0 (llama.cpp's default)",
-        f"{path}: key 'llama.novel' is not used",
+        f"{path.name}: key 'llama.attention.head_count_kv' is missing; taken as 2 (as many as "
+        "heads)",
+        f"{path.name}: key 'llama.rope.freq_base' is missing; taken as 10000.0 (llama.cpp's "
+        "default)",
+        f"{path.name}: key 'llama.novel' is not used",
     )
 
 

@@ -84,6 +84,15 @@ def test_factors_are_kept_beside_their_scaling(directory: Path) -> None:
     np.testing.assert_allclose(value.delta(), expected, rtol=1e-12)
 
 
+def test_digest_is_of_factors_and_scaling_not_of_the_folder(tmp_path: Path) -> None:
+    first = read_adapter(write(tmp_path / "a"), SPEC)
+    assert read_adapter(write(tmp_path / "b"), SPEC).sha256 == first.sha256
+    assert read_adapter(write(tmp_path / "c", lora_alpha=16), SPEC).sha256 != first.sha256
+    changed = factors()
+    changed[f"{LAYER}self_attn.v_proj.lora_A.weight"][0, 0] += 1
+    assert read_adapter(write(tmp_path / "d", changed), SPEC).sha256 != first.sha256
+
+
 def test_query_rows_are_interleaved(directory: Path) -> None:
     query = read_adapter(write(directory), SPEC).targets["blk.0.attn_q.weight"]
     theirs = factors()[f"{LAYER}self_attn.q_proj.lora_B.weight"]
@@ -132,8 +141,8 @@ def test_unused_keys_and_zero_factors_are_noted(directory: Path) -> None:
     }
     adapter = read_adapter(write(directory, tensors, novel=1), SPEC)
     assert adapter.notes == (
-        f"{directory / 'adapter_config.json'}: key 'novel' is not used",
-        f"{directory}: every B is zero; the adapter changes nothing",
+        "adapter_config.json: key 'novel' is not used",
+        f"{directory.name}: every B is zero; the adapter changes nothing",
     )
 
 

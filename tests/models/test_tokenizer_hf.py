@@ -43,8 +43,7 @@ def test_missing_tokenizer_is_noted(directory: Path) -> None:
     checkpoint = open_huggingface(directory)
     assert checkpoint.tokenizer() is None
     assert checkpoint.notes == (
-        f"{directory / 'tokenizer.json'}: file is missing; the model has no tokenizer, prompts "
-        "are token numbers",
+        "tokenizer.json: file is missing; the model has no tokenizer, prompts are token numbers",
     )
 
 
