@@ -9,8 +9,8 @@ from typing import Any
 
 from romsim.bounds import RESOURCES, split_cycles
 from romsim.design_point import DesignPoint, adapter_ranks
+from romsim_compiler.issue import issue_times
 from romsim_compiler.program import Instruction
-from romsim_compiler.schedule import issue_times
 
 __all__ = [
     "Profile",

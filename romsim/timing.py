@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
+from romsim_compiler.issue import issue_times
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction, Program
-from romsim_compiler.schedule import issue_times
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 

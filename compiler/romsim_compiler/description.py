@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from romsim_compiler.digest import MANIFEST, file_digest
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.numerics import Numerics
 from romsim_compiler.program import PlacedGroup, Program
-from romsim_compiler.store import MANIFEST, file_digest
 from romsim_compiler.target import Target
 from romsim_models.errors import DescriptionError
 from romsim_models.spec import ModelSpec
@@ -26,6 +26,11 @@ if TYPE_CHECKING:  # numpy is loaded where an array is read, so that timing star
 __all__ = ["SCHEMA_VERSION", "Description", "group_from_json", "group_to_json"]
 
 SCHEMA_VERSION = 1
+
+_KEYS = (
+    "name", "model", "target", "fitted", "executable", "has_images", "numerics", "context",
+    "memory", "rom", "accuracy", "adapters", "n_slots", "dies", "files",
+)  # fmt: skip
 
 
 def group_to_json(group: PlacedGroup) -> dict[str, Any]:
@@ -82,11 +87,22 @@ class Description:
             raise DescriptionError(
                 f"{folder / MANIFEST} must be JSON, not what it holds ({error}); compile again"
             ) from None
+        if not isinstance(manifest, dict):
+            raise DescriptionError(
+                f"{folder / MANIFEST} must be a JSON object, not {type(manifest).__name__}; "
+                f"compile again"
+            )
         version = manifest.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DescriptionError(
                 f"{folder / MANIFEST}: schema_version must be {SCHEMA_VERSION}, not {version!r}; "
                 f"compile again with this version of romsim"
+            )
+        missing = [key for key in _KEYS if key not in manifest]
+        if missing:
+            raise DescriptionError(
+                f"{folder / MANIFEST}: key {missing[0]!r} must be present, not missing; compile "
+                f"again"
             )
         for name, entry in sorted(manifest["files"].items()):
             file = folder / name
@@ -149,14 +165,14 @@ class Description:
         return {g["name"]: group_from_json(g) for g in self.placement["groups"]}
 
     @cached_property
-    def _programs(self) -> dict[str, Any]:
-        values: dict[str, Any] = self._json("program.json")
-        return values
-
-    @cached_property
     def decode(self) -> Program:
         """The program of one decoded token."""
-        return Program.from_json(self._programs["decode"])
+        return Program.from_json(self._json("program.json"))
+
+    @cached_property
+    def _prefills(self) -> dict[str, Any]:
+        values: dict[str, Any] = self._json("prefill.json")
+        return values
 
     def prefill(self, n_tokens: int, with_head: bool) -> Program:
         """Return the program of ``n_tokens`` interleaved prompt tokens.
@@ -169,13 +185,13 @@ class Description:
         """
         if n_tokens == 1 and with_head:
             return self.decode
-        key = f"prefill_{n_tokens}" + ("_head" if with_head else "")
-        if key not in self._programs:
+        key = f"{n_tokens}" + ("_head" if with_head else "")
+        if key not in self._prefills:
             raise DescriptionError(
                 f"{self.path}: number of interleaved tokens must be 1 or "
                 f"{self.target.schedule.n_inflight}, not {n_tokens}"
             )
-        return Program.from_json(self._programs[key])
+        return Program.from_json(self._prefills[key])
 
     @cached_property
     def _rom(self) -> NDArray[np.uint8]:

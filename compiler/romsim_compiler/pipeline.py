@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from romsim_compiler.burn import BurntModel, burn
 from romsim_compiler.choices import FormatChoice, Rule, choose_formats, shape_formats
 from romsim_compiler.description import SCHEMA_VERSION, Description, group_to_json
 from romsim_compiler.formats import WeightFormat
-from romsim_compiler.groups import build_groups
+from romsim_compiler.groups import Group, build_groups, tensor_shapes
 from romsim_compiler.lora_image import LoraAdapterImage, build_lora, save_lora
 from romsim_compiler.memory_map import MemoryMap, map_memory
 from romsim_compiler.numerics import Numerics
@@ -28,7 +29,15 @@ from romsim_models.errors import SpecError
 from romsim_models.lora import LoraAdapter
 from romsim_models.spec import ModelSpec
 
-__all__ = ["CompileOptions", "check_model", "compile_model", "format_histogram"]
+__all__ = [
+    "CompileOptions",
+    "check_adapter_names",
+    "check_model",
+    "compile_model",
+    "format_histogram",
+]
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,24 @@ def check_model(spec: ModelSpec, target: Target) -> None:
             f"Normalised vectors of model {spec.name!r} must have at most 16384 elements, not "
             f"{max(spec.dim, spec.hidden_dim)}"
         )
+
+
+def check_adapter_names(names: Sequence[str]) -> None:
+    """Refuse names of resident adapters that cannot name a folder, or that stand for two.
+
+    Raises
+    ------
+    SpecError
+        With the name.
+    """
+    for index, name in enumerate(names):
+        if not _ADAPTER_NAME.fullmatch(name):
+            raise SpecError(
+                f"Adapter name must be letters, digits, '.', '_' and '-' and begin with a letter "
+                f"or digit, not {name!r}; give one with --lora NAME=FOLDER"
+            )
+        if name in names[:index]:
+            raise SpecError(f"Adapter name must be given once, not twice: {name!r}")
 
 
 def format_histogram(
@@ -129,6 +156,7 @@ def compile_model(
     placement = place(groups, target)
     check_placement(placement, target)
     report("adapters", 0.0)
+    check_adapter_names([name for name, _ in options.adapters])
     loras = {
         name: build_lora(name, adapter, spec=spec, target=target)
         for name, adapter in options.adapters
@@ -145,7 +173,8 @@ def compile_model(
         placed = burnt.groups if burnt else _unburnt(placement)
         folder.text("target.toml", write_target(target))
         folder.json("placement.json", _placement_json(placement, placed, burnt, spec))
-        folder.json("program.json", _programs(spec, groups, target))
+        folder.json("program.json", build_decode(spec, groups).to_json())
+        folder.json("prefill.json", _prefills(spec, groups, target))
         folder.json("tables.json", {k: [int(x) for x in v] for k, v in tables().items()})
         for name, lora in loras.items():
             save_lora(lora, folder.path / "lora" / name)
@@ -206,14 +235,14 @@ def _placement_json(
     return values
 
 
-def _programs(spec: ModelSpec, groups: Sequence[Any], target: Target) -> dict[str, Any]:
+def _prefills(spec: ModelSpec, groups: Sequence[Group], target: Target) -> dict[str, Any]:
     inflight = target.schedule.n_inflight
-    programs = {"decode": build_decode(spec, groups).to_json()}
+    programs: dict[str, Any] = {}
     for n_tokens in sorted({1, inflight}):
         for head in (False, True):
             if n_tokens == 1 and head:
                 continue  # that is the decode program
-            key = f"prefill_{n_tokens}" + ("_head" if head else "")
+            key = f"{n_tokens}" + ("_head" if head else "")
             programs[key] = build_prefill(spec, groups, n_tokens, with_head=head).to_json()
     return programs
 
@@ -229,8 +258,6 @@ def _manifest(
     loras: dict[str, LoraAdapterImage],
     options: CompileOptions,
 ) -> dict[str, Any]:
-    from romsim_compiler.groups import tensor_shapes
-
     array = target.array
     used = placement.used_bits()
     cells = array.n_tiles * array.n_cells
@@ -263,7 +290,15 @@ def _manifest(
             "tile_utilisation": round(placement.n_words / array.rom_rows, 6),
         },
         "accuracy": {} if burnt is None else burnt.accuracy,
-        "adapters": {name: lora.summary() for name, lora in sorted(loras.items())},
+        "adapters": {
+            name: {
+                **loras[name].summary(),
+                "sram_bytes": -(-loras[name].sram_bits(checkpoint.spec, target) // 8),
+                "source": {"name": adapter.name, "sha256": adapter.sha256},
+                "notes": list(adapter.notes),
+            }
+            for name, adapter in sorted(options.adapters)
+        },
         "n_slots": target.schedule.n_slots,
         "dies": [
             {"name": "die0", "groups": [g.name for g, _, _ in placement.entries], "links": []}

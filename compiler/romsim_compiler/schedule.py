@@ -1,4 +1,4 @@
-"""Building the programs (docs/machine.md, section 4) and the issue rule."""
+"""Building the programs (docs/machine.md, section 4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from romsim_compiler.groups import Group
 from romsim_compiler.program import UNITS, Instruction, Program
 from romsim_models.spec import ModelSpec
 
-__all__ = ["build_decode", "build_prefill", "issue_times"]
+__all__ = ["build_decode", "build_prefill"]
 
 
 def build_decode(spec: ModelSpec, groups: Sequence[Group]) -> Program:
@@ -84,17 +84,3 @@ def _minimal_waits(instructions: list[Instruction]) -> list[Instruction]:
         result.append(replace(instruction, wait=waits))
         last[instruction.unit] = instruction
     return result
-
-
-def issue_times(
-    instructions: Sequence[Instruction], durations: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Return the (issue, idle) cycle of each instruction, the first issuing in cycle 0."""
-    idle = {"V": 0, "L": 0, "H": 0}
-    at = -1
-    times = []
-    for instruction, duration in zip(instructions, durations, strict=True):
-        at = max(at + 1, idle[instruction.unit], *(idle[u] for u in instruction.wait), 0)
-        idle[instruction.unit] = at + duration
-        times.append((at, at + duration))
-    return times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
-from romsim_compiler.schedule import issue_times
+from romsim_compiler.issue import issue_times
 
 if TYPE_CHECKING:
     from romsim.cycle.chip import CompiledChip

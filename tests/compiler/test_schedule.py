@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from romsim_compiler.formats import SHIPPED_FORMATS, parse_format
 from romsim_compiler.groups import build_groups
+from romsim_compiler.issue import issue_times
 from romsim_compiler.program import Instruction, Program
-from romsim_compiler.schedule import build_decode, build_prefill, issue_times
+from romsim_compiler.schedule import build_decode, build_prefill
 from romsim_models.shapes import SHAPES, TINY
 
 SPEC = TINY["tiny-int4"]

@@ -11,8 +11,9 @@ from romsim.timing import TimingModel
 from romsim_compiler.durations import attention_cycles
 from romsim_compiler.formats import WeightFormat, parse_format
 from romsim_compiler.groups import build_groups
+from romsim_compiler.issue import issue_times
 from romsim_compiler.place import size_groups
-from romsim_compiler.schedule import build_decode, build_prefill, issue_times
+from romsim_compiler.schedule import build_decode, build_prefill
 from romsim_compiler.target_file import load_target
 from romsim_models.errors import SpecError
 from romsim_models.shapes import SHAPES, TINY
