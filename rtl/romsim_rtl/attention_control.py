@@ -17,7 +17,7 @@ from romsim_rtl.htile_softmax import NUMERATOR_CYCLES
 from romsim_rtl.htile_values import VALUE_CYCLES
 from romsim_rtl.memory import address_bits
 
-__all__ = ["MAXIMUM_CYCLES", "AttentionControl", "merge_signature"]
+__all__ = ["MAXIMUM_CYCLES", "AttentionControl", "Phase", "merge_signature"]
 
 START_CYCLES = 2
 """Cycles from ``start`` to the first command: the instruction, its base address."""

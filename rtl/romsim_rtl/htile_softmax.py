@@ -124,10 +124,7 @@ class TileSoftmax(wiring.Component):
     def _exponential(self, m: Module, valid: list[Any], maxima: Any, lane: int) -> Any:
         """EXP2N and the final shift, which is combinational."""
         values = [int(value) for value in tables()["EXP"]]
-        words = [
-            value | (value - after) << _EXP_BITS
-            for value, after in pairwise(values)
-        ]
+        words = [value | (value - after) << _EXP_BITS for value, after in pairwise(values)]
         table = Memory(shape=unsigned(_EXP_BITS + _DROP_BITS), depth=256, init=words)
         m.submodules[f"table{lane}"] = table
         port = table.read_port()
