@@ -234,12 +234,42 @@ class DesignPoint:
         rank
             Rank of an adapter on all projections; 0 for none.
         """
-        ranks = adapter_ranks(rank)
-        program = self._steps(self.blocks(), ranks)
-        attention = attention_cycles(positions, spec=self.spec, target=self.target)
-        token = self.target.latency.token
-        cycles = {one: _evaluate(program, (one,)) + token for one in set(attention)}
-        return [cycles[one] for one in attention]
+        attention = self.attention(positions)
+        known = self._decoded
+        missing = {one for one in attention if (one, rank) not in known}
+        if missing:
+            program = self._programs.get(rank)
+            if program is None:
+                program = self._steps(self.blocks(), adapter_ranks(rank))
+                self._programs[rank] = program
+            token = self.target.latency.token
+            for one in missing:
+                known[one, rank] = _evaluate(program, (one,)) + token
+        return [known[one, rank] for one in attention]
+
+    def attention(self, positions: Sequence[int]) -> list[int]:
+        """Return the duration of ``attn`` at each position, computed once."""
+        known = self._attended
+        missing = [position for position in positions if position not in known]
+        if missing:
+            cycles = attention_cycles(missing, spec=self.spec, target=self.target)
+            known.update(zip(missing, cycles, strict=True))
+        return [known[position] for position in positions]
+
+    @cached_property
+    def _attended(self) -> dict[int, int]:
+        """Durations of ``attn`` known so far, by position."""
+        return {}
+
+    @cached_property
+    def _programs(self) -> dict[int, list[tuple[int, list[Step]]]]:
+        """Decode programs known so far, by the adapter's rank."""
+        return {}
+
+    @cached_property
+    def _decoded(self) -> dict[tuple[int, int], int]:
+        """Cycles of a token known so far, by the attention's duration and the adapter's rank."""
+        return {}
 
     def prefill_cycles(self, n_prompt: int, *, rank: int = 0) -> int:
         """Return the cycles from the first prompt token to the first logits.
@@ -255,7 +285,7 @@ class DesignPoint:
         if n_prompt < 1:
             raise SpecError(f"Prompt must have at least 1 token, not {n_prompt!r}")
         ranks = adapter_ranks(rank)
-        attention = attention_cycles(range(n_prompt), spec=self.spec, target=self.target)
+        attention = self.attention(range(n_prompt))
         known: dict[tuple[bool, tuple[int, ...]], int] = {}
         programs: dict[tuple[int, bool], list[tuple[int, list[Step]]]] = {}
         total = 0

@@ -16,7 +16,6 @@ from romsim.area import AreaReport, estimate_area
 from romsim.design_point import DesignPoint, adapter_ranks
 from romsim.energy_prices import Price, event_prices
 from romsim.events import EVENT_UNITS, Events, count_events
-from romsim_compiler.durations import attention_cycles
 from romsim_compiler.technology import Range
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
@@ -189,26 +188,28 @@ class _Account:
         point, prices = self.point, self.prices
         ranks = adapter_ranks(rank)
         (cycles,) = point.decode_cycles([context - 1], rank=rank)
-        (attention,) = attention_cycles([context - 1], spec=point.spec, target=point.target)
+        (attention,) = point.attention([context - 1])
+        mids = {event: price.pj.mid for event, price in prices.items()}
         counts: dict[tuple[str, str], float] = {}
         busy = {"V": 0, "L": 0, "H": 0}
         blocks: list[tuple[int, int, float]] = []
         for block in point.blocks():
             dynamic, times = 0.0, block.repetitions
             for one in block.instructions:
+                unit = one.unit
                 events: Events = count_events(point, one, position=context - 1, ranks=ranks)
                 for event, count in events.items():
                     if count:
-                        key = (EVENT_UNITS[event] or one.unit, event)
+                        key = (unit, event)
                         counts[key] = counts.get(key, 0.0) + count * times
-                        dynamic += count * prices[event].pj.mid
+                        dynamic += count * mids[event]
                 is_attention = one.op == "attn"
                 duration = attention if is_attention else point.duration(one, ranks)
-                busy[one.unit] += duration * times
+                busy[unit] += duration * times
             blocks.append((block.first_layer, times, dynamic))
         items: list[Item] = [
             (unit, event, count, "bit" if event.endswith("bits") else "event", prices[event])
-            for (unit, event), count in counts.items()
+            for (unit, event), count in _by_owner(counts).items()
         ]
         items += self._rom_switching(cycles)
         items += self._clocks(cycles, busy)
@@ -271,6 +272,15 @@ class _Account:
             f"{price.source}; {rest.source}",
             "assumed",
         )
+
+
+def _by_owner(counts: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Return counts by the unit that an event happens in, rather than the instruction's."""
+    owned: dict[tuple[str, str], float] = {}
+    for (unit, event), count in counts.items():
+        key = (EVENT_UNITS[event] or unit, event)
+        owned[key] = owned.get(key, 0.0) + count
+    return owned
 
 
 def _flops(point: DesignPoint) -> dict[str, int]:
