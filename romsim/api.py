@@ -133,10 +133,11 @@ def audit(
     SpecError
         If the model file is needed and not given, or is another one.
     """
-    from romsim.engines import open_source
+    from romsim.engines import open_source, require_images
     from romsim_compiler.audit import audit_description
 
     loaded = description if isinstance(description, Description) else load(description)
+    require_images(loaded, "Audit")
     return audit_description(loaded, open_source(loaded, model), progress=progress)
 
 
@@ -146,28 +147,42 @@ def verify(
     model: str | None = None,
     prompt: str | None = None,
     chat: str | None = None,
+    tokens: Sequence[int] | None = None,
     n_new: int = 8,
     adapter: str | None = None,
+    loras: Mapping[str, str | Path] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ValueReport:
     """Compare the cycle model with the integer reference on a prompt and decoded tokens.
+
+    Parameters
+    ----------
+    prompt, chat, tokens
+        At most one of them: a text, a user's message or token ids; a fixed text if none is given.
+    n_new
+        Tokens to decode; each is fed back, so that its own values are compared too.
+    adapter
+        Resident adapter to run with.
+    loras
+        Name to PEFT folder of that adapter, which the reference reads.
 
     Raises
     ------
     RomsimError
         If a machine cannot run the description, or the run would pass the context.
     """
-    from romsim.engines import open_source
+    from romsim.engines import open_adapters, open_source, require_images
     from romsim.simulate import check_length, prompt_tokens
     from romsim.verify import compare_values
 
     loaded = description if isinstance(description, Description) else load(description)
-    if prompt is None and chat is None:
+    require_images(loaded, "Comparison of values")
+    if prompt is None and chat is None and tokens is None:
         prompt = DEFAULT_PROMPT
-    tokens = prompt_tokens(loaded, prompt=prompt, chat=chat)
-    # Every decoded token is fed back, so one more place is needed than for showing text.
-    check_length(loaded, len(tokens), n_new + 1)
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=tokens)
+    check_length(loaded, len(ids), n_new, feeds_last=True)
+    opened = open_adapters(loaded, adapter, loras)
     checkpoint = open_source(loaded, model)
     return compare_values(
-        loaded, checkpoint, tokens, n_new=n_new, adapter=adapter, progress=progress
+        loaded, checkpoint, ids, n_new=n_new, adapter=adapter, loras=opened, progress=progress
     )

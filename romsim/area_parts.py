@@ -52,7 +52,7 @@ def _remembered(
     """Keep what a method made: in a sweep most parts are the last point's."""
 
     @wraps(make)
-    def method(self: Parts, *args: _P.args, **kwargs: _P.kwargs) -> Part:
+    def method(self: Parts, /, *args: _P.args, **kwargs: _P.kwargs) -> Part:
         key = (make, args, *kwargs.values())
         part = self._made.get(key)
         if part is None:

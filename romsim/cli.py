@@ -6,6 +6,7 @@ fast.
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ import click
 
 from romsim_models.errors import RomsimError
 
-__all__ = ["app", "main"]
+__all__ = ["INTERNAL_ERROR", "app", "main"]
 
 _COMMANDS = {
     "models": (
@@ -66,10 +67,31 @@ def app(debug: bool) -> None:
     """Compile a language model into a ROM-based chip, simulate it, and prove it right."""
 
 
+INTERNAL_ERROR = 70
+"""Exit code of a fault of our own (EX_SOFTWARE of sysexits.h), neither 1 nor 2."""
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors of the user's making end with exit code 2."""
+    """Run the command line.
+
+    Exit codes: 0 done; 1 a comparison found differences; 2 an error of the user's making, told in
+    one sentence; 70 a fault of this program; 130 interrupted.
+    """
     args = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in args
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _run(args, debug)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Let SIGTERM unwind as Ctrl-C does, so that half-made folders go."""
+    raise KeyboardInterrupt
+
+
+def _run(args: list[str], debug: bool) -> None:
     try:
         app.main(args=args, standalone_mode=False, prog_name="romsim")
     except RomsimError as error:
@@ -86,6 +108,20 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a file that vanished, a full disk: nothing a command foresaw
+        if debug:
+            raise
+        click.echo(f"romsim: {error}; check the file and the space on its disk", err=True)
+        sys.exit(2)
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"romsim: internal error ({type(error).__name__}: {error}); this is a fault of romsim, "
+            f"not yours: run `romsim --debug ...` and report what it prints",
+            err=True,
+        )
+        sys.exit(INTERNAL_ERROR)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from romsim_compiler.description import Description
@@ -13,8 +15,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim_models.checkpoint import Checkpoint
+    from romsim_models.lora import LoraAdapter
 
-__all__ = ["ENGINES", "CycleEngine", "Engine", "ReferenceEngine", "make_engine", "open_source"]
+__all__ = [
+    "ENGINES",
+    "CycleEngine",
+    "Engine",
+    "ReferenceEngine",
+    "check_engine",
+    "check_resident",
+    "make_engine",
+    "open_adapters",
+    "open_source",
+    "require_images",
+]
 
 ENGINES = ("cycle", "reference", "timing")
 
@@ -71,7 +85,7 @@ class CycleEngine:
 
 
 class ReferenceEngine:
-    """The integer reference: values without a clock, from the model file."""
+    """The integer reference: values without a clock, from the files of model and adapters."""
 
     def __init__(
         self,
@@ -79,11 +93,12 @@ class ReferenceEngine:
         checkpoint: Checkpoint,
         *,
         adapter: str | None = None,
+        loras: Mapping[str, LoraAdapter] | None = None,
         device: str = "cpu",
     ) -> None:
         from romsim.verify import make_reference
 
-        self._decoder = make_reference(description, checkpoint, device=device)
+        self._decoder = make_reference(description, checkpoint, loras=loras, device=device)
         self._adapter = adapter
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.int32]:
@@ -142,38 +157,161 @@ def open_source(description: Description, model: str | None) -> Checkpoint:
     return checkpoint
 
 
+def open_adapters(
+    description: Description,
+    adapter: str | None,
+    folders: Mapping[str, str | Path] | None,
+) -> dict[str, LoraAdapter]:
+    """Read the file of the adapter that a run uses, for the machine that reads files.
+
+    Parameters
+    ----------
+    adapter
+        Name of the adapter, or ``None`` for a run without.
+    folders
+        Name to PEFT folder.
+
+    Raises
+    ------
+    SpecError
+        If the adapter is not resident, its folder is not given, or holds another one than was
+        compiled.
+    """
+    given = dict(folders or {})
+    for name in given:
+        check_resident(description, name)
+    if adapter is None:
+        if given:
+            raise SpecError(
+                f"--lora {next(iter(given))}=FOLDER must be given with --adapter NAME, not alone"
+            )
+        return {}
+    check_resident(description, adapter)
+    if adapter not in given:
+        raise SpecError(
+            f"The folder of adapter {adapter!r} must be given, since the reference reads its file: "
+            f"add --lora {adapter}=FOLDER"
+        )
+    from romsim_models.lora import read_adapter
+
+    opened = {}
+    for name, folder in given.items():
+        found = read_adapter(Path(folder), description.spec)
+        expected = description.manifest["adapters"][name]["source"]["sha256"]
+        if found.sha256 != expected:
+            raise SpecError(
+                f"Adapter in {folder} must be the one that {description.path} was compiled with as "
+                f"{name!r} (SHA-256 {expected}), not one with SHA-256 {found.sha256}; give the "
+                f"right folder or compile again"
+            )
+        opened[name] = found
+    return opened
+
+
+def check_resident(description: Description, adapter: str) -> None:
+    """Refuse the name of an adapter that a description does not hold.
+
+    Raises
+    ------
+    SpecError
+        With the names that it holds.
+    """
+    if adapter not in description.manifest["adapters"]:
+        resident = ", ".join(sorted(description.manifest["adapters"])) or "none"
+        raise SpecError(
+            f"Adapter must be one that is resident in {description.path} ({resident}), not "
+            f"{adapter!r}; compile with --lora {adapter}=FOLDER"
+        )
+
+
+def require_images(description: Description, subject: str) -> None:
+    """Refuse a description without weights.
+
+    Parameters
+    ----------
+    subject
+        What needs them, for the message.
+
+    Raises
+    ------
+    SpecError
+        With the reason and the remedy.
+    """
+    if description.has_images:
+        return
+    target = description.target
+    if target.executable:
+        reason = "it was compiled from a shape without weights"
+        remedy = "compile a model with weights"
+    else:
+        from romsim_compiler.target_file import list_targets
+
+        twin = f"{target.name}-int8"
+        known = twin if twin in list_targets() else "roma-7nm-g32"
+        reason = f"its target {target.name!r} is not executable"
+        remedy = f"compile for an executable target such as {known!r}"
+    raise SpecError(
+        f"{subject} must have ROM images, but {description.path} has none: {reason}; {remedy}, or "
+        f"use --engine timing"
+    )
+
+
+def check_engine(name: str, description: Description) -> None:
+    """Refuse an engine that there is not, or that cannot give values of a description.
+
+    Raises
+    ------
+    SpecError
+        With the engines that there are, or what the description lacks.
+    """
+    if name not in ENGINES:
+        near = difflib.get_close_matches(name, ENGINES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"Engine must be one of {', '.join(ENGINES)}, not {name!r}{hint}")
+    if name == "timing":
+        raise SpecError(
+            "Engine must be cycle or reference to give values, not 'timing', which gives cycles "
+            "alone"
+        )
+    require_images(description, f"Engine {name!r}")
+
+
 def make_engine(
     name: str,
     description: Description,
     *,
     model: str | None = None,
     adapter: str | None = None,
+    loras: Mapping[str, str | Path] | None = None,
     device: str = "cpu",
 ) -> Engine:
     """Return the engine of that name, ready for a prompt.
+
+    Parameters
+    ----------
+    model
+        Model file for the reference; ``None`` for the built-in model of the description's name.
+    adapter
+        Resident adapter to use.
+    loras
+        Name to PEFT folder of the adapter, for the reference.
 
     Raises
     ------
     SpecError
         If there is none of that name, or it cannot run this description.
     """
-    if adapter is not None and adapter not in description.manifest["adapters"]:
-        resident = ", ".join(sorted(description.manifest["adapters"])) or "none"
-        raise SpecError(
-            f"Adapter must be one that is resident in {description.path} ({resident}), not "
-            f"{adapter!r}; compile with --lora {adapter}=FOLDER"
-        )
-    if not description.has_images:
-        twin = description.target.name + ("-int8" if not description.target.executable else "")
-        raise SpecError(
-            f"Engine {name!r} must have ROM images to run, but {description.path} has none: it is "
-            f"a shape without weights or its target {description.target.name!r} is not executable; "
-            f"use --engine timing, or compile a model with weights for an executable target such "
-            f"as {twin!r}"
-        )
+    check_engine(name, description)
+    if adapter is not None:
+        check_resident(description, adapter)
     if name == "cycle":
+        for option, value in (("--model", model), ("--lora", loras)):
+            if value:
+                raise SpecError(
+                    f"{option} must be used with --engine reference, not with cycle, which runs "
+                    f"from the description alone"
+                )
         return CycleEngine(description, adapter=adapter)
-    if name == "reference":
-        checkpoint = open_source(description, model)
-        return ReferenceEngine(description, checkpoint, adapter=adapter, device=device)
-    raise SpecError(f"Engine must be one of {', '.join(ENGINES)}, not {name!r}")
+    opened = open_adapters(description, adapter, loras)
+    checkpoint = open_source(description, model)
+    return ReferenceEngine(description, checkpoint, adapter=adapter, loras=opened, device=device)

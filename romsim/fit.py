@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from romsim.area import chip_area_mm2
 from romsim.timing import TimingModel
 from romsim_compiler.choices import choose_formats, shape_formats
-from romsim_compiler.groups import Group, build_groups
-from romsim_compiler.memory_map import (
-    kv_bits_per_element,
-    kv_bytes_per_token,
-    lora_bits,
-    vector_bytes,
-)
+from romsim_compiler.groups import Group, build_groups, tensor_shapes
+from romsim_compiler.lora_words import lora_bits
+from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token, vector_bytes
 from romsim_compiler.pipeline import CompileOptions, check_model
 from romsim_compiler.place import size_groups
 from romsim_compiler.schedule import build_decode
@@ -27,6 +23,8 @@ __all__ = ["DEFAULT_CONTEXT", "Candidate", "candidates", "fit_target"]
 
 DEFAULT_CONTEXT = 2048
 """Tokens that a fitted chip holds when the user names no context (or the model knows fewer)."""
+
+_MOST_ROWS = 1 << 24  # words of a ROM cell, as in a target file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,26 @@ def _halvings(value: int, least: int = 1) -> list[int]:
 
 
 def _sized(
-    template: Target, spec: ModelSpec, groups: list[Group], context: int, lora_bytes: int
+    template: Target,
+    spec: ModelSpec,
+    groups: list[Group],
+    context: int,
+    adapters: Sequence[dict[str, int]],
 ) -> Iterator[Target]:
-    """Yield the template in every size, ROM and SRAM just large enough."""
+    """Yield the template in every size, ROM and SRAM just large enough.
+
+    Parameters
+    ----------
+    adapters
+        Rank of each matrix by canonical name, for each adapter to leave room for.
+    """
     token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(template))
+    token_bytes *= template.schedule.n_slots
     for n_tiles in _halvings(template.array.n_tiles):
+        tiled = replace(template, array=replace(template.array, n_tiles=n_tiles))
         tile_tokens = -(-context // n_tiles)
+        # In words of this many tiles: a small adapter on many tiles leaves much of them empty.
+        lora_bytes = sum(lora_bits(spec, ranks, tiled) for ranks in adapters) // 8
         tile_bytes = tile_tokens * token_bytes + -(-lora_bytes // n_tiles)
         attention = replace(template.attention, sram_kib=max(1, -(-int(tile_bytes + 1) // 1024)))
         for n_cells in _halvings(template.array.n_cells):
@@ -69,7 +81,7 @@ def _sized(
                     vector=replace(vector, sram_kib=-(-vector_bytes(spec, sized) // 1024)),
                 )
                 rows = sum(m.n_words for m in size_groups(groups, sized))
-                if rows <= 1 << 24:
+                if rows <= _MOST_ROWS:
                     yield replace(sized, array=replace(array, rom_rows=rows))
 
 
@@ -81,9 +93,12 @@ def candidates(
     Raises
     ------
     SpecError
-        If the model cannot run on the template in any size.
+        If the model cannot run on the template in any size, or a number is impossible.
     """
+    if rank < 0:
+        raise SpecError(f"LoRA rank to leave room for must be at least 0, not {rank}")
     spec = checkpoint.spec
+    context = _context(options, spec)
     check_model(spec, template)
     if checkpoint.has_weights:
         choices = choose_formats(spec, checkpoint.formats(), template, options.rules)
@@ -95,14 +110,17 @@ def candidates(
         input_in_rom=template.embedding.input == "rom",
         head_in_rom=template.embedding.head == "rom",
     )
-    context = options.context or min(spec.max_seq_len, DEFAULT_CONTEXT)
-    lora_bytes = -(-lora_bits(spec, rank) // 8)
-    for _, adapter in options.adapters:
-        lora_bytes += -(-lora_bits(spec, adapter.max_rank) // 8)
+    adapters = [
+        {name: target.rank for name, target in adapter.targets.items()}
+        for _, adapter in options.adapters
+    ]
+    if rank:
+        outside = ("token_embd.weight", "output.weight")
+        adapters.append({name: rank for name in tensor_shapes(spec) if name not in outside})
     decode = build_decode(spec, groups)
     shapes = {g.name: (g.n_rows, g.n_cols) for g in groups}
     result = []
-    for sized in _sized(template, spec, groups, context, lora_bytes):
+    for sized in _sized(template, spec, groups, context, adapters):
         mappings = dict(zip((g.name for g in groups), size_groups(groups, sized), strict=True))
         timing = TimingModel(
             spec=spec, target=sized, mappings=mappings, decode=decode, shapes=_Shapes(shapes)
@@ -111,6 +129,15 @@ def candidates(
         area = chip_area_mm2(sized)
         result.append(Candidate(target=sized, cycles=cycles, area_mm2=area))
     return result
+
+
+def _context(options: CompileOptions, spec: ModelSpec) -> int:
+    """Return the tokens that the chip shall hold."""
+    if options.context is None:
+        return min(spec.max_seq_len, DEFAULT_CONTEXT)
+    if options.context < 1:
+        raise SpecError(f"Context must be at least 1 token, not {options.context}")
+    return options.context
 
 
 class _Shapes(dict[str, tuple[int, int]]):
@@ -137,13 +164,21 @@ def fit_target(
     ------
     CapacityError
         If no size is within the area limit: the smallest area is named.
+    SpecError
+        If the model cannot run on the template in any size, or a number is impossible.
     """
-    if rank < 0:
-        raise SpecError(f"LoRA rank to leave room for must be at least 0, not {rank}")
+    if area_mm2 is not None and not area_mm2 > 0:
+        raise SpecError(f"Area limit must be a positive number of mm2, not {area_mm2!r}")
     found = candidates(checkpoint, template, options=options, rank=rank)
+    if not found:
+        raise CapacityError(
+            f"Model {checkpoint.spec.name!r} must fit {_MOST_ROWS} words a cell on the template "
+            f"{template.name!r} in some size, but it fits in none; use fewer bits or a template "
+            f"with more tiles"
+        )
     allowed = [c for c in found if area_mm2 is None or c.area_mm2 <= area_mm2]
     if not allowed:
-        smallest = min((c.area_mm2 for c in found), default=float("nan"))
+        smallest = min(c.area_mm2 for c in found)
         raise CapacityError(
             f"Area limit must be at least {smallest:.2f} mm2 for {checkpoint.spec.name!r} on the "
             f"template {template.name!r}, not {area_mm2}; raise --area, lower --context, or use "
@@ -157,7 +192,7 @@ def fit_target(
             c.target.array.n_tiles,
         ),
     )
-    context = options.context or min(checkpoint.spec.max_seq_len, DEFAULT_CONTEXT)
+    context = _context(options, checkpoint.spec)
     return replace(
         best.target,
         name=f"{template.name}-fit",

@@ -156,11 +156,13 @@ def parse_gpus(text: str, file: str) -> _File:
         dotted = ".".join(str(k) for k in first["loc"])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise SpecError(f"{file}: {dotted} must be valid: {message}") from None
-    for entry in (*checked.gpus, *checked.fractions, checked.launch, *checked.measured):
-        if entry.source not in checked.sources:
+    named = [one.source for one in (*checked.gpus, *checked.fractions)]
+    named += [checked.launch.source, *(one.source for one in checked.measured)]
+    for source in named:
+        if source not in checked.sources:
             raise SpecError(
-                f"{file}: source must be one of {', '.join(checked.sources)}, not "
-                f"{entry.source!r}; add it to [sources]"
+                f"{file}: source must be one of {', '.join(checked.sources)}, not {source!r}; "
+                f"add it to [sources]"
             )
     return checked
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from romsim.timing import TimingModel
+from romsim.engines import check_resident
+from romsim.timing import Ranks, TimingModel
 from romsim_compiler.description import Description
-from romsim_models.errors import CapacityError
+from romsim_models.errors import CapacityError, SpecError
 
-__all__ = ["decode_rates", "prefill_chunks", "prefill_cycles", "timing_model"]
+__all__ = ["adapter_ranks", "decode_rates", "prefill_chunks", "prefill_cycles", "timing_model"]
 
 
 def timing_model(description: Description) -> TimingModel:
@@ -35,8 +36,25 @@ def timing_model(description: Description) -> TimingModel:
 _FUSED = {"qkv": {"q", "k", "v"}, "o": {"o"}, "gu": {"gate", "up"}, "down": {"down"}}
 
 
+def adapter_ranks(description: Description, adapter: str | None) -> Ranks:
+    """Return the padded ranks that a run's ``lora`` instructions see, by group.
+
+    Raises
+    ------
+    SpecError
+        If the adapter is not resident.
+    """
+    if adapter is None:
+        return {}
+    check_resident(description, adapter)
+    return {name: image.ranks for name, image in description.loras[adapter].groups.items()}
+
+
 def decode_rates(
-    description: Description, contexts: Sequence[int] | None = None
+    description: Description,
+    contexts: Sequence[int] | None = None,
+    *,
+    adapter: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return cycles and tokens/s of one decoded token with ``context`` tokens before it.
 
@@ -44,17 +62,20 @@ def decode_rates(
     ------
     CapacityError
         If a context does not fit.
+    SpecError
+        If the adapter is not resident.
     """
     limit = description.context
     if contexts is None:
         contexts = [n for n in (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384) if n < limit]
-        contexts = [*contexts, limit - 1]
+        contexts = list(dict.fromkeys([*contexts, limit - 1]))
     for context in contexts:
         if not 0 <= context < limit:
             raise CapacityError(
                 f"Context must be from 0 to {limit - 1} tokens in {description.path}, not {context}"
             )
-    cycles = timing_model(description).decode_cycles(contexts)
+    ranks = adapter_ranks(description, adapter)
+    cycles = timing_model(description).decode_cycles(contexts, ranks)
     clock = description.target.clock_mhz * 1e6
     return [
         {"context": n, "cycles": c, "tokens_per_s": clock / c}
@@ -62,12 +83,26 @@ def decode_rates(
     ]
 
 
-def prefill_cycles(description: Description, n_tokens: int) -> int:
-    """Return the cycles from a prompt's first token to its last one's logits."""
+def prefill_cycles(description: Description, n_tokens: int, *, adapter: str | None = None) -> int:
+    """Return the cycles from a prompt's first token to its last one's logits.
+
+    Raises
+    ------
+    CapacityError
+        If the prompt does not fit the context.
+    SpecError
+        If there is no token, or the adapter is not resident.
+    """
+    if n_tokens > description.context:
+        raise CapacityError(
+            f"Prompt must have at most {description.context} tokens in {description.path}, not "
+            f"{n_tokens}; shorten it or compile with a larger --context"
+        )
     model = timing_model(description)
+    ranks = adapter_ranks(description, adapter)
     total = 0
     for first, count, head in prefill_chunks(n_tokens, description.target.schedule.n_inflight):
-        total += model.run(description.prefill(count, head), first).cycles
+        total += model.run(description.prefill(count, head), first, ranks).cycles
     return total
 
 
@@ -76,7 +111,14 @@ def prefill_chunks(n_tokens: int, n_inflight: int) -> list[tuple[int, int, bool]
 
     Full runs of ``n_inflight`` come first, then what is left, one at a time; the last run alone has
     the head.
+
+    Raises
+    ------
+    SpecError
+        If there is no token.
     """
+    if n_tokens < 1:
+        raise SpecError(f"Prompt must have at least one token, not {n_tokens}")
     whole = n_tokens // n_inflight * n_inflight
     chunks = [(p, n_inflight, False) for p in range(0, whole, n_inflight)]
     chunks += [(p, 1, False) for p in range(whole, n_tokens)]

@@ -115,23 +115,35 @@ def prompt_tokens(
     return ids
 
 
-def check_length(description: Description, n_prompt: int, n_new: int) -> None:
+def check_length(
+    description: Description, n_prompt: int, n_new: int, *, feeds_last: bool = False
+) -> None:
     """Refuse a run that would pass the context, before it starts.
+
+    Parameters
+    ----------
+    feeds_last
+        Whether the last new token is fed back too; a run for text only chooses it, so that it takes
+        no place in the cache.
 
     Raises
     ------
+    SpecError
+        If there would be no new token.
     CapacityError
         With the context, and what would fit.
     """
-    if n_new < 1:
-        raise SpecError(f"Number of new tokens must be at least 1, not {n_new}")
-    # The last new token is chosen but never fed back, so it takes no place in the cache.
-    if n_prompt + n_new - 1 > description.context:
+    least = 0 if feeds_last else 1
+    if n_new < least:
+        raise SpecError(f"Number of new tokens must be at least {least}, not {n_new}")
+    needed = n_prompt + n_new - least
+    room = description.context - n_prompt + least
+    if needed > description.context:
+        remedy = f"lower --max-tokens to {room}" if room >= least else "shorten the prompt"
         raise CapacityError(
             f"Prompt of {n_prompt} tokens and {n_new} new ones must fit the context of "
-            f"{description.context} tokens, not {n_prompt + n_new - 1}; shorten the prompt, lower "
-            f"--max-tokens to {max(0, description.context - n_prompt + 1)}, or compile with a "
-            f"larger --context"
+            f"{description.context} tokens, not {needed}; {remedy}, or compile with a larger "
+            f"--context"
         )
 
 

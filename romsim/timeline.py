@@ -5,21 +5,38 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import suppress
 from pathlib import Path
 
-from romsim.rates import timing_model
+from romsim.rates import adapter_ranks, timing_model
 from romsim_compiler.description import Description
-from romsim_models.errors import DescriptionError, SpecError
+from romsim_models.errors import CapacityError, DescriptionError, SpecError
 
 __all__ = ["timeline_rows", "write_timeline"]
 
 _UNITS = {"V": "vector unit", "L": "L-units", "H": "H-units"}
 
 
-def timeline_rows(description: Description, position: int = 0) -> list[dict[str, object]]:
-    """Return issue, idle and duration of every instruction of a token at ``position``."""
+def timeline_rows(
+    description: Description, position: int = 0, *, adapter: str | None = None
+) -> list[dict[str, object]]:
+    """Return issue, idle and duration of every instruction of a token at ``position``.
+
+    Raises
+    ------
+    CapacityError
+        If the position is outside the context.
+    SpecError
+        If the adapter is not resident.
+    """
+    if not 0 <= position < description.context:
+        raise CapacityError(
+            f"Position must be from 0 to {description.context - 1} in {description.path}, not "
+            f"{position}"
+        )
     program = description.decode
-    times = timing_model(description).run(program, position).times
+    ranks = adapter_ranks(description, adapter)
+    times = timing_model(description).run(program, position, ranks).times
     return [
         {
             "index": index,
@@ -37,17 +54,19 @@ def timeline_rows(description: Description, position: int = 0) -> list[dict[str,
     ]
 
 
-def write_timeline(description: Description, path: Path, position: int = 0) -> None:
+def write_timeline(
+    description: Description, path: Path, position: int = 0, *, adapter: str | None = None
+) -> None:
     """Write the timeline of a token; the file name's ending says which form.
 
     Raises
     ------
     SpecError
-        If the ending is neither ``.json`` nor ``.csv``.
+        If the ending is neither ``.json`` nor ``.csv``, or the adapter is not resident.
     DescriptionError
         If the file cannot be written.
     """
-    rows = timeline_rows(description, position)
+    rows = timeline_rows(description, position, adapter=adapter)
     if path.suffix == ".csv":
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
@@ -63,7 +82,8 @@ def write_timeline(description: Description, path: Path, position: int = 0) -> N
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
         raise DescriptionError(
             f"Timeline {path} must be writable, not {error.strerror!r}; choose another file"
         ) from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from romsim_compiler.description import Description
@@ -12,6 +12,7 @@ from romsim_models.errors import RomsimError
 if TYPE_CHECKING:
     from romsim.reference import IntegerDecoder
     from romsim_models.checkpoint import Checkpoint
+    from romsim_models.lora import LoraAdapter
 
 __all__ = ["Divergence", "ValueReport", "compare_values", "make_reference"]
 
@@ -34,6 +35,10 @@ class Divergence:
             f"{self.expected} (0x{self.expected & mask:08x}), cycle model {self.got} "
             f"(0x{self.got & mask:08x})"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the place and both values as JSON-ready values."""
+        return {**asdict(self), "sentence": self.sentence()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class ValueReport:
             "n_tokens": self.n_tokens,
             "n_values": self.n_values,
             "n_mismatches": self.n_mismatches,
-            "first": None if self.first is None else self.first.sentence(),
+            "first": None if self.first is None else self.first.to_json(),
             "tainted": list(self.tainted),
             "saturations": self.saturations,
             "values_by_operator": dict(sorted(self.counts.items())),
@@ -68,7 +73,11 @@ class ValueReport:
 
 
 def make_reference(
-    description: Description, checkpoint: Checkpoint, *, device: str = "cpu"
+    description: Description,
+    checkpoint: Checkpoint,
+    *,
+    loras: Mapping[str, LoraAdapter] | None = None,
+    device: str = "cpu",
 ) -> IntegerDecoder:
     """Return the integer reference of what a description was compiled from.
 
@@ -94,6 +103,7 @@ def make_reference(
         ),
         choices=choices,
         grids={n: g.grid for n, g in description.groups.items() if n != "embd"},
+        loras=loras,
         device=device,
     )
 
@@ -128,6 +138,7 @@ def compare_values(
     *,
     n_new: int,
     adapter: str | None = None,
+    loras: Mapping[str, LoraAdapter] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ValueReport:
     """Run prompt and greedy decoding on the cycle model and on the reference, and compare all.
@@ -135,6 +146,13 @@ def compare_values(
     Every operator output, KV word and logit of every position is compared. The cycle model goes
     first, a chunk of tokens at a time, and chooses the tokens; the reference then takes the same
     tokens, all of a chunk at once.
+
+    Parameters
+    ----------
+    adapter
+        Resident adapter to run with.
+    loras
+        Float adapters by name, as read from their files, for the reference.
 
     Raises
     ------
@@ -146,7 +164,7 @@ def compare_values(
     from romsim.cycle import CycleModel
 
     model = CycleModel(description)
-    reference = make_reference(description, checkpoint)
+    reference = make_reference(description, checkpoint, loras=loras)
     tally = _Tally()
     total = len(prompt) + n_new
     seen, expected = _Recorder(), _Recorder()

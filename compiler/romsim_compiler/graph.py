@@ -38,7 +38,7 @@ class _Builder:
         self.graph: nx.DiGraph[int] = nx.DiGraph()
 
     def add(self, operator: Operator, *inputs: tuple[int, str]) -> int:
-        node = self.graph.number_of_nodes()
+        node: int = self.graph.number_of_nodes()
         self.graph.add_node(node, operator=operator)
         for source, value in inputs:
             self.graph.add_edge(source, node, value=value)

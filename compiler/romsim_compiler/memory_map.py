@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from romsim_compiler.groups import layer_shapes
 from romsim_compiler.target import MX_BLOCK, Target
-from romsim_models.errors import CapacityError
+from romsim_models.errors import CapacityError, SpecError
 from romsim_models.spec import ModelSpec
 
 __all__ = [
@@ -78,12 +78,12 @@ def vector_bytes(spec: ModelSpec, target: Target) -> int:
 
 
 def max_context(spec: ModelSpec, target: Target, lora_bytes: float = 0) -> int:
-    """Return the tokens that fit the tiles' SRAM beside ``lora_bytes`` of adapters.
+    """Return the tokens of each slot that fit the tiles' SRAM beside ``lora_bytes`` of adapters.
 
     Tokens are dealt to the tiles in turn, so the limit is the tiles' word count times their number.
     """
     tiles = target.array.n_tiles
-    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(target))
+    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
     free = target.attention.sram_kib * 1024 - -(-lora_bytes // tiles)
     return max(0, int(free // token_bytes)) * tiles
 
@@ -97,12 +97,22 @@ def map_memory(
     ------
     CapacityError
         If the context, the adapters or the activations do not fit: needed and available bytes.
+    SpecError
+        If the context is no positive number.
     """
+    if context is not None and context < 1:
+        raise SpecError(f"Context must be at least 1 token, not {context}")
     limit = max_context(spec, target, lora_bytes)
-    per_token = kv_bytes_per_token(spec, kv_bits_per_element(target))
+    per_token = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
     available = target.attention.sram_kib * 1024 * target.array.n_tiles
+    if limit < 1:
+        raise CapacityError(
+            f"Adapters and the KV cache of one token must fit the SRAM of target {target.name!r}: "
+            f"they need {lora_bytes} and {per_token:.0f} bytes, not the {available} available; "
+            f"lower the rank, leave out an adapter, or raise attention.sram_kib"
+        )
     wanted = context if context is not None else min(limit, spec.max_seq_len, 65536)
-    if wanted > limit or wanted < 1:
+    if wanted > limit:
         raise CapacityError(
             f"Context of {wanted} tokens must fit the SRAM of target {target.name!r}: KV needs "
             f"{wanted * per_token:.0f} bytes and adapters {lora_bytes}, not the {available} "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from romsim.commands.arguments import adapter_folders
 from romsim.commands.output import Progress, emit_json, json_option, say
-from romsim_models.errors import SpecError
 
 __all__ = ["command", "lines", "summary"]
 
@@ -57,7 +56,7 @@ def command(
         context=context,
         quantize=rules,
         weights=weights,
-        adapters=_adapters(loras),
+        adapters=adapter_folders(loras),
         fit=fit,
         rank=rank,
         area_mm2=area_mm2,
@@ -69,18 +68,6 @@ def command(
         return
     for line in lines(description, out):
         say(line)
-
-
-def _adapters(loras: tuple[str, ...]) -> dict[str, str]:
-    adapters: dict[str, str] = {}
-    for text in loras:
-        name, equals, folder = text.partition("=")
-        if not equals:
-            name, folder = Path(text).name, text
-        if name in adapters:
-            raise SpecError(f"Adapter name must be given once, not twice: {name!r}")
-        adapters[name] = folder
-    return adapters
 
 
 def summary(description: Any) -> dict[str, Any]:
@@ -136,9 +123,11 @@ def lines(description: Any, out: str) -> list[str]:
                 f"{100 * errors[worst]:.1f} % ({worst}): measure what it costs in perplexity"
             )
     for name, lora in manifest["adapters"].items():
+        result += [f"note: {note}" for note in lora["notes"]]
         result.append(
-            f"  adapter   {name}: rank {lora['rank']}, {lora['bytes'] / 1e6:.2f} MB, "
-            f"relative error {100 * lora['error']:.3f} %"
+            f"  adapter   {name}: {lora['n_matrices']} matrices of rank up to {lora['max_rank']}, "
+            f"{lora['sram_bytes'] / 1e6:.3f} MB of SRAM, relative error against the float adapter "
+            f"{100 * lora['error']:.3f} %"
         )
     if not description.has_images:
         result.append("  no weights: only --engine timing and area can be had")

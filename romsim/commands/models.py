@@ -35,12 +35,13 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("get")
 @click.argument("name")
 @json_option
-def _get(name: str, as_json: bool) -> None:
+@click.pass_context
+def _get(ctx: click.Context, name: str, as_json: bool) -> None:
     """Fetch a model's file into the cache, digest checked."""
     from romsim_models.registry import fetch
 
     path = fetch(name)
-    if as_json:
+    if as_json or (ctx.parent is not None and ctx.parent.params["as_json"]):
         emit_json({"name": name, "file": path.name, "bytes": path.stat().st_size})
     else:
         say(f"{name}: {path.name}, {path.stat().st_size} bytes, digest checked")

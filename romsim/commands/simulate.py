@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
+from romsim.commands.arguments import adapter_folders, token_ids
 from romsim.commands.output import emit_json, json_option, say
 from romsim_models.errors import SpecError
 
+if TYPE_CHECKING:
+    from romsim.simulate import Simulation
+    from romsim_compiler.description import Description
+
 __all__ = ["command"]
+
+_ONLY_WITH_VALUES = (
+    "prompt", "chat", "tokens", "max_tokens", "temperature", "top_k", "seed", "ignore_eos", "model",
+    "lora",
+)  # fmt: skip
 
 
 @click.command("simulate")
@@ -26,12 +38,22 @@ __all__ = ["command"]
 @click.option("--adapter", help="Resident LoRA adapter to use.")
 @click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-text token.")
 @click.option("--model", help="Model file, for --engine reference.")
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="[NAME=]FOLDER",
+    help="Folder of the adapter, for --engine reference.",
+)
 @click.option("--positions", default=None, help="With --engine timing: contexts, e.g. 0,256,1024.")
 @click.option(
-    "--trace", type=click.Path(), help="Write a Chrome/Perfetto timeline (.json or .csv)."
+    "--trace",
+    type=click.Path(),
+    help="Write a Chrome/Perfetto timeline (.json or .csv) of a token at position 0.",
 )
 @json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     description: str,
     prompt: str | None,
     chat: str | None,
@@ -44,6 +66,7 @@ def command(
     adapter: str | None,
     ignore_eos: bool,
     model: str | None,
+    lora: tuple[str, ...],
     positions: str | None,
     trace: str | None,
     as_json: bool,
@@ -52,23 +75,24 @@ def command(
     from romsim_compiler.description import Description
 
     loaded = Description.load(description)
-    if trace is not None:
-        from romsim.timeline import write_timeline
-
-        write_timeline(loaded, Path(trace))
     if engine == "timing":
-        _timing(loaded, positions, as_json)
+        _refuse(ctx, _ONLY_WITH_VALUES, "with --engine cycle or reference, not with timing")
+        _timing(loaded, token_ids("--positions", positions), adapter, as_json)
+        _trace(loaded, trace, adapter)
         return
-    if positions is not None:
-        raise SpecError("--positions must be used with --engine timing, not with values")
-    from romsim.engines import make_engine
+    _refuse(ctx, ("positions",), "with --engine timing, not with values")
+    if temperature == 0:
+        _refuse(ctx, ("top_k", "seed"), "with a --temperature above 0, not with greedy choice")
+    from romsim.engines import check_engine, make_engine
     from romsim.sampling import Sampler
     from romsim.simulate import check_length, prompt_tokens, simulate
 
-    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=_ids(tokens))
+    check_engine(engine, loaded)
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=token_ids("--tokens", tokens))
     check_length(loaded, len(ids), max_tokens)
     sampler = Sampler(temperature=temperature, top_k=top_k, seed=seed)
-    machine = make_engine(engine, loaded, model=model, adapter=adapter)
+    folders = adapter_folders(lora)
+    machine = make_engine(engine, loaded, model=model, adapter=adapter, loras=folders)
     if not as_json and prompt is not None:
         click.echo(prompt, nl=False)
 
@@ -87,38 +111,50 @@ def command(
     )
     if as_json:
         emit_json(run.to_json())
-        return
+    else:
+        _show(loaded, run)
+    _trace(loaded, trace, adapter)
+
+
+def _refuse(ctx: click.Context, names: tuple[str, ...], condition: str) -> None:
+    """Refuse options that would have no effect."""
+    for name in names:
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise SpecError(f"--{name.replace('_', '-')} must be used {condition}")
+
+
+def _show(loaded: Description, run: Simulation) -> None:
     say()
     if loaded.tokenizer_file() is None:
         say("tokens " + ",".join(str(t) for t in run.tokens))
-    rate = run.tokens_per_s
-    if rate is not None and run.prefill_cycles is not None:
-        ttft = run.ttft_s or 0.0
-        say(
-            f"\nchip: {rate:,.0f} tokens/s at {loaded.target.clock_mhz:g} MHz "
-            f"({sum(run.token_cycles) // len(run.token_cycles):,} cycles a token), first token "
-            f"after {1e6 * ttft:,.0f} us ({len(ids)} prompt tokens), {run.saturations} saturations"
+    say()
+    rate, ttft = run.tokens_per_s, run.ttft_s
+    parts = []
+    if rate is not None:
+        parts.append(
+            f"{rate:,.0f} tokens/s at {loaded.target.clock_mhz:g} MHz "
+            f"({sum(run.token_cycles) // len(run.token_cycles):,} cycles a token)"
         )
-    n_done = len(run.tokens) + len(ids)
+    if ttft is not None:
+        parts.append(f"first token after {1e6 * ttft:,.0f} us ({len(run.prompt)} prompt tokens)")
+    say(f"chip: {', '.join([*parts, f'{run.saturations} saturations'])}")
+    n_done = len(run.tokens) + len(run.prompt)
     say(f"host: {n_done / run.wall_s:.1f} tokens/s simulated ({run.wall_s:.1f} s)")
 
 
-def _ids(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SpecError(f"--tokens must be integers separated by commas, not {text!r}") from None
+def _trace(loaded: Description, path: str | None, adapter: str | None) -> None:
+    if path is not None:
+        from romsim.timeline import write_timeline
+
+        write_timeline(loaded, Path(path), adapter=adapter)
 
 
-def _timing(loaded: object, positions: str | None, as_json: bool) -> None:
+def _timing(
+    loaded: Description, positions: list[int] | None, adapter: str | None, as_json: bool
+) -> None:
     from romsim.rates import decode_rates
-    from romsim_compiler.description import Description
 
-    assert isinstance(loaded, Description)
-    wanted = _ids(positions)
-    rows = decode_rates(loaded, wanted)
+    rows = decode_rates(loaded, positions, adapter=adapter)
     if as_json:
         emit_json({"rows": rows, "clock_hz": loaded.target.clock_mhz * 1e6})
         return

@@ -15,7 +15,7 @@ def node(op: str, layer: int, operand: str = "") -> int:
     for number, values in GRAPH.nodes(data=True):
         found: Operator = values["operator"]
         if (found.op, found.layer) == (op, layer) and found.operand.endswith(operand):
-            return number
+            return int(number)
     raise AssertionError((op, layer, operand))
 
 
