@@ -31,6 +31,8 @@ _KEYS = (
     "name", "model", "target", "fitted", "executable", "has_images", "numerics", "context",
     "memory", "rom", "accuracy", "adapters", "n_slots", "dies", "files",
 )  # fmt: skip
+_FILES = ("placement.json", "prefill.json", "program.json", "tables.json", "target.toml")
+_IMAGES = ("gains.bin", "rom.bin")
 
 
 def group_to_json(group: PlacedGroup) -> dict[str, Any]:
@@ -102,6 +104,13 @@ class Description:
         if missing:
             raise DescriptionError(
                 f"{folder / MANIFEST}: key {missing[0]!r} must be present, not missing; compile "
+                f"again"
+            )
+        needed = _FILES + (_IMAGES if manifest["has_images"] else ())
+        unlisted = [name for name in needed if name not in manifest["files"]]
+        if unlisted:
+            raise DescriptionError(
+                f"{folder / MANIFEST}: file {unlisted[0]!r} must be listed, not missing; compile "
                 f"again"
             )
         for name, entry in sorted(manifest["files"].items()):
