@@ -110,3 +110,7 @@ def test_wrong_file_is_refused(pattern: str, replacement: str, message: str) -> 
     assert n == 1
     with pytest.raises(SpecError, match=rf"^{message}$"):
         parse_gpus(text, "g.toml")
+
+
+def test_parts_with_a_figure_from_memory_are_graded_assumed() -> None:
+    assert all(gpu.grade == "assumed" for gpu in gpus() if "unverified" in gpu.source)
