@@ -18,7 +18,7 @@ CHIP := build/$(MODEL)
 STORY := Once upon a time, there was a little girl who
 QUESTION := What is a read-only memory?
 
-.PHONY: help setup model chip test test-full demo bench gpu-bench lint format clean distclean
+.PHONY: help setup model chip test test-full demo bench lint format clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' Makefile | expand -t 18
@@ -57,9 +57,6 @@ demo: chip  ## compile SmolLM2 into a chip, audit it, let it speak
 
 bench: chip  ## speed of the cycle model beside llama.cpp and torch, in one run
 	$(BIN)/python -m benchmarks.llama_cpp --chip $(CHIP)
-
-gpu-bench: chip  ## decode on the CUDA device that is here, measured
-	$(ROMSIM) compare $(CHIP) --device cuda
 
 lint: $(STAMP)  ## ruff, mypy, layers
 	$(BIN)/ruff check .
