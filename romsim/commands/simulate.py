@@ -138,8 +138,23 @@ def _show(loaded: Description, run: Simulation) -> None:
     if ttft is not None:
         parts.append(f"first token after {1e6 * ttft:,.0f} us ({len(run.prompt)} prompt tokens)")
     say(f"chip: {', '.join([*parts, f'{run.saturations} saturations'])}")
+    if run.token_cycles:
+        say(_energy_line(loaded, len(run.prompt) + len(run.token_cycles)))
     n_done = len(run.tokens) + len(run.prompt)
     say(f"host: {n_done / run.wall_s:.1f} tokens/s simulated ({run.wall_s:.1f} s)")
+
+
+def _energy_line(loaded: Description, context: int) -> str:
+    """Return the estimated energy of a token at the run's last context, with its range."""
+    from romsim.description_point import point_of_description
+    from romsim.energy import estimate_energy
+
+    report = estimate_energy(point_of_description(loaded), context)
+    token, power = report.token_pj * 1e-9, report.power_w
+    return (
+        f"      {token.mid:.3g} mJ a token ({token.low:.2g} to {token.high:.2g}), {power.mid:.2g} W at "
+        f"{context} tokens of context: an estimate ({report.technology})"
+    )
 
 
 def _trace(loaded: Description, path: str | None, adapter: str | None) -> None:
