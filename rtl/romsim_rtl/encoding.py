@@ -11,8 +11,18 @@ from collections.abc import Mapping
 from romsim_compiler.description import Description
 from romsim_compiler.program import Instruction, PlacedGroup, Program
 from romsim_models.errors import ScheduleError
+from romsim_models.spec import ModelSpec
 
-__all__ = ["FIELDS", "OPS", "WORD_BITS", "encode", "encode_program", "gain_bases", "pack"]
+__all__ = [
+    "FIELDS",
+    "OPS",
+    "WORD_BITS",
+    "encode",
+    "encode_program",
+    "first_row",
+    "gain_bases",
+    "pack",
+]
 
 OPS = {
     name: number
@@ -65,6 +75,7 @@ FIELDS: dict[str, tuple[int, bool]] = {
     "gain_shift": (8, True),  # 22 + g - F_y
     "eps_term": (63, False),  # E0
     "group_words": (8, False),  # blocks of 32 that share one scale
+    "first_row": (20, False),  # where in Y the first row goes: split groups share a vector
 }
 
 WORD_BITS = sum(bits for bits, _ in FIELDS.values())
@@ -118,6 +129,15 @@ def _matrix(group: PlacedGroup) -> dict[str, int]:
     }
 
 
+def first_row(group: PlacedGroup, spec: ModelSpec) -> int:
+    """Return where a group's first row stands in q | k | v or gate | up, or 0."""
+    return {
+        "k": spec.q_dim,
+        "v": spec.q_dim + spec.kv_dim,
+        "up": spec.hidden_dim,
+    }.get(group.members[0][1], 0)
+
+
 def encode(instruction: Instruction, description: Description) -> int:
     """Return the word of one instruction of a description."""
     values: dict[str, int] = {
@@ -131,7 +151,8 @@ def encode(instruction: Instruction, description: Description) -> int:
         "from_y": int(instruction.source == "Y"),
     }
     if instruction.op in ("matvec", "embed") and instruction.operand:
-        values |= _matrix(description.groups[instruction.operand])
+        group = description.groups[instruction.operand]
+        values |= _matrix(group) | {"first_row": first_row(group, description.spec)}
     elif instruction.op == "norm":
         gain = description.gains[instruction.operand]
         values |= {
