@@ -152,8 +152,8 @@ def _energy_line(loaded: Description, context: int) -> str:
     report = estimate_energy(point_of_description(loaded), context)
     token, power = report.token_pj * 1e-9, report.power_w
     return (
-        f"      {token.mid:.3g} mJ a token ({token.low:.2g} to {token.high:.2g}), {power.mid:.2g} W at "
-        f"{context} tokens of context: an estimate ({report.technology})"
+        f"      {token.mid:.3g} mJ a token ({token.low:.2g} to {token.high:.2g}), "
+        f"{power.mid:.2g} W at {context} tokens of context: an estimate ({report.technology})"
     )
 
 
