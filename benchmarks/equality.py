@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.corpora import two_texts
+from romsim.comparison import compare_values
 from romsim.engines import open_source
-from romsim.verify import compare_values
 from romsim_compiler.description import Description
 
 __all__ = ["main"]
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--long", type=int, default=1024, help="tokens of the long prompt")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two threads that wait for each other lose to one on a busy machine
     description = Description.load(options.description)
     checkpoint = open_source(description, None)
     tokenizer = checkpoint.tokenizer()

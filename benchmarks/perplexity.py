@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.corpora import two_texts
+from romsim.comparison import make_reference
 from romsim.engines import open_source
 from romsim.reference import evaluate_nll
-from romsim.verify import make_reference
 from romsim_compiler.description import Description
 from romsim_models.reference import FloatDecoder
 
@@ -66,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--skip", type=int, default=20_000, help="characters left out at the start")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     description = Description.load(options.description)
     checkpoint = open_source(description, None)
     tokenizer = checkpoint.tokenizer()

@@ -10,7 +10,7 @@ from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
-    from romsim.verify import ValueReport
+    from romsim.comparison import ValueReport
     from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
@@ -171,9 +171,9 @@ def verify(
     RomsimError
         If a machine cannot run the description, or the run would pass the context.
     """
+    from romsim.comparison import compare_values
     from romsim.engines import open_adapters, open_source, require_images
     from romsim.simulate import check_length, prompt_tokens
-    from romsim.verify import compare_values
 
     loaded = description if isinstance(description, Description) else load(description)
     require_images(loaded, "Comparison of values")

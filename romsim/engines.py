@@ -96,7 +96,7 @@ class ReferenceEngine:
         loras: Mapping[str, LoraAdapter] | None = None,
         device: str = "cpu",
     ) -> None:
-        from romsim.verify import make_reference
+        from romsim.comparison import make_reference
 
         self._decoder = make_reference(description, checkpoint, loras=loras, device=device)
         self._adapter = adapter
