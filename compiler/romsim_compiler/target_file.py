@@ -200,6 +200,11 @@ def _check(target: Target, file: str) -> None:
             f"{file}: array.lane_bits must be 2 with array.encoding 'ternary', not "
             f"{array.lane_bits}"
         )
+    if target.executable and array.lane_bits not in (2, 4, 8):
+        raise SpecError(
+            f"{file}: array.lane_bits must be 2, 4 or 8 in an executable target, not "
+            f"{array.lane_bits}"
+        )
     if attention.attn_block & (attention.attn_block - 1):
         raise SpecError(
             f"{file}: attention.attn_block must be a power of two, not {attention.attn_block}"

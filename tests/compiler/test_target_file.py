@@ -71,6 +71,11 @@ def test_text_that_is_no_toml_is_refused() -> None:
             "are summed in a binary tree",
         ),
         (
+            "lane_bits = 4",
+            "lane_bits = 1",
+            "chip.toml: array.lane_bits must be 2, 4 or 8 in an executable target, not 1",
+        ),
+        (
             "scale_group = 32",
             "scale_group = 64",
             "chip.toml: array.word_codes must be a multiple of array.scale_group, not 32 with 64",
