@@ -110,7 +110,7 @@ def test_times_with_an_adapter_are_those_of_the_timing_model(
 
 
 def test_an_adapter_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = {f"r{n}": write_adapter(tmp_path / f"r{n}", SPEC, rank=n) for n in (4, 64, 128)}
+    folders = {f"r{n}": write_adapter(tmp_path / f"r{n}", SPEC, rank=n) for n in (4, 32, 64)}
     chip = compile_tiny("tiny-int4", tmp_path / "chip", adapters=folders)
     cycles = {}
     for name in ("", *folders):
@@ -121,7 +121,7 @@ def test_an_adapter_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (row,) = done.json()["rows"]
         cycles[name] = row["cycles"]
     # A small one hides behind the matrix that it is added to.
-    assert cycles[""] <= cycles["r4"] < cycles["r64"] < cycles["r128"]
+    assert cycles[""] <= cycles["r4"] < cycles["r32"] < cycles["r64"]
 
 
 def test_adapter_too_large_is_refused_with_sizes(tmp_path: Path) -> None:
