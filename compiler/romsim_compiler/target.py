@@ -129,16 +129,16 @@ class Embedding:
 class Latency:
     """Pipeline depths of the template, in cycles; the same for every target."""
 
-    embed: int = 6
+    embed: int = 7
     sincos: int = 5
-    norm: int = 26
+    norm: int = 25
     matvec: int = 8
-    rope: int = 8
+    rope: int = 11
     attn: int = 4
     block: int = 16
-    attn_out: int = 16
+    attn_out: int = 14
     resid: int = 4
-    glu: int = 10
+    glu: int = 14
     lora: int = 24
     lora_off: int = 2
     token: int = 4
