@@ -31,8 +31,8 @@ class Argmax(wiring.Component):
     Members
     -------
     valid, row, mask, data : In
-        A beat: row of lane 0 (a multiple of ``n_lanes``), lanes that count, values. The beat of
-        row 0 starts anew.
+        A beat: row of lane 0 (a multiple of ``n_lanes``), lanes that count, values. Rows come in
+        ascending order; several beats may fill one word of rows. Row 0 starts anew.
     best_row, best_value : Out
         Result, 4 cycles after the last beat.
 
@@ -69,6 +69,7 @@ class Argmax(wiring.Component):
         ]
         valid: Value = self.valid
         row: Value = self.row
+        first: Value = (self.row == 0) & self.mask[0]
         for stage in range(3):
             for _ in range(_LEVELS):
                 if len(found) > 1:
@@ -83,18 +84,19 @@ class Argmax(wiring.Component):
             ]
             next_row = Signal(self.row_bits, name=f"row{stage}", reset_less=True)
             next_valid = Signal(name=f"valid{stage}")
+            next_first = Signal(name=f"first{stage}", reset_less=True)
             m.d.sync += next_valid.eq(valid)
             with m.If(valid):
-                m.d.sync += next_row.eq(row)
+                m.d.sync += [next_row.eq(row), next_first.eq(first)]
                 for (value, lane), to_value, to_lane in zip(found, values, lanes, strict=True):
                     m.d.sync += [to_value.eq(value), to_lane.eq(lane)]
             found = list(zip(values, lanes, strict=True))
-            valid, row = next_valid, next_row
+            valid, row, first = next_valid, next_row, next_first
         value, lane = found[0]
         best = Signal(signed(33), reset_less=True)
         best_row = Signal(self.row_bits, reset_less=True)
         takes = Signal()
-        m.d.comb += takes.eq(valid & ((row == 0) | (value > best)))
+        m.d.comb += takes.eq(valid & (first | (value > best)))
         with m.If(takes):
             m.d.sync += [best.eq(value), best_row.eq(Cat(lane, row[lane_bits:]))]
         m.d.comb += [self.best_row.eq(best_row), self.best_value.eq(best[:32])]

@@ -10,10 +10,10 @@ the same; unchanged input gives the same bytes.
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from amaranth.back import rtlil
@@ -21,12 +21,14 @@ from amaranth.hdl import Fragment
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from romsim_rtl.stage_gating import gate_stages
 from romsim_rtl.toolchain import ToolError
 
-__all__ = ["gate_stages", "write_verilog"]
+__all__ = ["write_verilog"]
 
 _PASSES = (
     "proc -noopt",
+    "flatten",
     "opt_expr",
     "opt_merge",
     "wreduce",
@@ -34,28 +36,22 @@ _PASSES = (
     "opt_dff -simple-dffe",
     "opt_merge",
     "opt_clean",
+    "splitnets -driver",  # or parts of one wire that depend on each other look like a loop
+    "opt_clean",
 )
 _ARITHMETIC = ("$add", "$sub", "$mul", "$and", "$or", "$xor")
 _COMPARISONS = ("$eq", "$ne", "$lt", "$le", "$gt", "$ge")
 _RIGHT_SHIFTS = ("$shr", "$sshr")
 _UNARY = ("$shl", "$sshl", "$not", "$neg", *_RIGHT_SHIFTS)
 
-_NAME = r"(?:\\\S+ |[A-Za-z_][A-Za-z0-9_$]*)"
-_ASSIGN = re.compile(rf"^  assign ({_NAME}) = (.*);$")
-_WIRE = re.compile(rf"^  wire (?:signed )?(?:\[(\d+):0\] )?({_NAME})\s*;$")
-_DECLARED = re.compile(
-    rf"^  (?:input|output|wire|reg)(?: wire| reg)?(?: signed)? ?(?:\[(\d+):0\] )?({_NAME})\s*;$"
-)
-_CLOCKED = re.compile(rf"^    if \((!?)({_NAME})\) ({_NAME}(?:\[[\d:]+\])?) <= (.*);$")
-_SHIFT = re.compile(rf"^  assign (?P<to>{_NAME}) = (?P<value>.* >>>? .*);$")
-_TOKEN = re.compile(rf"\d+'[a-z]\w+|\$(?:signed|unsigned)\b|{_NAME}")
-_EXTENSION = re.compile(
-    rf"\{{ (?P<bit>(?P<name>{_NAME})\[(?P<msb>\d+)\]), (?:(?P=bit), )*"
-    rf"(?P<last>(?P=name)(?:\[(?P=msb):\d+\])?) ?\}}"
-)
 
-
-def write_verilog(component: Any, name: str, platform: Any = None) -> str:
+def write_verilog(
+    component: Any,
+    name: str,
+    platform: Any = None,
+    *,
+    unread: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Convert a component to Verilog.
 
     Parameters
@@ -66,6 +62,8 @@ def write_verilog(component: Any, name: str, platform: Any = None) -> str:
         Name of the top module.
     platform
         Passed to ``elaborate``; see :mod:`romsim_rtl.memory`.
+    unread
+        Ports of which some bits are not read, and why; lint speaks of all others.
 
     Raises
     ------
@@ -78,7 +76,7 @@ def write_verilog(component: Any, name: str, platform: Any = None) -> str:
         ports["__".join(map(str, path))] = (value, direction)
     fragment = Fragment.get(component, platform)
     text, _ = rtlil.convert_fragment(fragment, ports=ports, name=name, emit_src=False)
-    return gate_stages(_lower(text, name))
+    return gate_stages(_lower(text, name), unread=unread)
 
 
 def _lower(text: str, name: str) -> str:
@@ -143,149 +141,3 @@ def _fix_widths(ys: Any, module: Any) -> None:
             # operands of the result's width: the sign no longer matters modulo 2^width
             for port in "AB":
                 cell.setParam(ys.IdString(f"\\{port}_SIGNED"), ys.Const(0, 1))
-
-
-def _names(expression: str) -> list[str]:
-    return [t.strip() for t in _TOKEN.findall(expression) if not t[0].isdigit() and t[0] != "$"]
-
-
-def gate_stages(text: str) -> str:
-    """Move logic that only one enable's registers read into that enable's clocked block.
-
-    Parameters
-    ----------
-    text
-        Verilog as yosys writes it after ``opt_dff``: one assignment or register a statement.
-    """
-    pieces = re.split(r"(?m)^(?=module )", text)
-    return pieces[0] + "".join(_gate_module(piece) for piece in pieces[1:])
-
-
-def _gate_module(text: str) -> str:
-    lines = text.split("\n")
-    widths = {
-        match[2].strip(): int(match[1] or 0) + 1
-        for line in lines
-        if (match := _DECLARED.match(line))
-    }
-    lines = [_EXTENSION.sub(lambda m: _cast(m, widths), line) for line in lines]
-    lines = [_SHIFT.sub(lambda m: _narrow(m, widths), line) for line in lines]
-    wires = {match[2].strip() for line in lines if (match := _WIRE.match(line))}
-    assigns: dict[str, tuple[int, str]] = {}
-    registers: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
-    readers: dict[str, set[Any]] = {}
-
-    def read(expression: str, reader: Any) -> None:
-        for name in _names(expression):
-            readers.setdefault(name, set()).add(reader)
-
-    for number, line in enumerate(lines):
-        if (match := _ASSIGN.match(line)) and match[1].strip() in wires:
-            assigns[match[1].strip()] = (number, match[2])
-            read(match[2], match[1].strip())
-        elif (match := _CLOCKED.match(line)) and lines[number - 1] == "  always @(posedge clk)":
-            enable = (match[1], match[2].strip())
-            if number + 1 < len(lines) and lines[number + 1].startswith("    else"):
-                read(line, None)  # a reset stands here: leave the register as it is
-                continue
-            registers.setdefault(enable, []).append((number, match[3].strip(), match[4]))
-            read(match[4], enable)
-            read(match[2], None)
-        elif _WIRE.match(line) is None:
-            read(line, None)
-    home = _homes(assigns, readers)
-    return _rewrite(lines, widths, assigns, registers, home)
-
-
-def _cast(match: re.Match[str], widths: dict[str, int]) -> str:
-    """Write a sign extension as a cast: Verilator does not see through 32 copies of a bit."""
-    name = match["name"].strip()
-    if match["last"].strip() == name and widths.get(name) != int(match["msb"]) + 1:
-        return match[0]
-    inner = match["last"].strip()
-    low = int(re.split(r"[:\]]", inner)[-2]) if inner != name else 0
-    copies = match[0].count(match["bit"] + ",")
-    width = copies + int(match["msb"]) + 1 - low
-    return f"{width}'($signed({match['last'].strip()} ))"
-
-
-def _narrow(match: re.Match[str], widths: dict[str, int]) -> str:
-    """Drop the upper bits of a shift's result in the open."""
-    width = widths[match["to"].strip()]
-    return f"  assign {match['to']} = {width}'({match['value']});"
-
-
-def _homes(
-    assigns: dict[str, tuple[int, str]], readers: dict[str, set[Any]]
-) -> dict[str, tuple[str, str]]:
-    """Find the enable under which alone a wire is read, for every wire that has one."""
-    home: dict[str, tuple[str, str] | None] = {}
-
-    def find(name: str) -> tuple[str, str] | None:
-        stack = [name]
-        while stack:
-            top = stack[-1]
-            pending = [r for r in readers.get(top, ()) if isinstance(r, str) and r not in home]
-            if pending:
-                stack += pending
-                continue
-            stack.pop()
-            if top not in home:
-                places = {home[r] if isinstance(r, str) else r for r in readers.get(top, {None})}
-                home[top] = places.pop() if len(places) == 1 else None
-        return home[name]
-
-    return {name: place for name in assigns if (place := find(name)) is not None}
-
-
-def _rewrite(
-    lines: list[str],
-    widths: dict[str, int],
-    assigns: dict[str, tuple[int, str]],
-    registers: dict[tuple[str, str], list[tuple[int, str, str]]],
-    home: dict[str, tuple[str, str]],
-) -> str:
-    gone: set[int] = set()
-    blocks: list[str] = []
-    members: dict[tuple[str, str], list[str]] = {}
-    for name, place in home.items():
-        members.setdefault(place, []).append(name)
-    for index, (enable, items) in enumerate(registers.items()):
-        mine = _ordered(members.get(enable, []), assigns)
-        blocks += [
-            "  always @(posedge clk)",
-            f"    if ({enable[0]}{enable[1]} ) begin : stage{index}",
-        ]
-        for name in mine:
-            width = f"[{widths[name] - 1}:0] " if widths[name] > 1 else ""
-            blocks.append(f"      automatic reg {width}{name} ;")
-        blocks += [f"      {name} = {assigns[name][1]};" for name in mine]
-        blocks += [f"      {target} <= {value};" for _, target, value in items]
-        blocks.append("    end")
-        gone |= {n for number, _, _ in items for n in (number, number - 1)}
-        gone |= {assigns[name][0] for name in mine}
-    kept = [
-        line
-        for number, line in enumerate(lines)
-        if number not in gone and not ((match := _WIRE.match(line)) and match[2].strip() in home)
-    ]
-    end = kept.index("endmodule")
-    return "\n".join([*kept[:end], *blocks, *kept[end:]])
-
-
-def _ordered(names: Iterable[str], assigns: dict[str, tuple[int, str]]) -> list[str]:
-    """Sort assignments so that each stands after those that it reads."""
-    wanted, placed, result = set(names), set(), []
-    for first in names:
-        stack = [first]
-        while stack:
-            top = stack[-1]
-            pending = [n for n in _names(assigns[top][1]) if n in wanted and n not in placed]
-            if pending:
-                stack += pending
-                continue
-            stack.pop()
-            if top not in placed:
-                placed.add(top)
-                result.append(top)
-    return result

@@ -9,7 +9,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
-from romsim_rtl.primitives import add_tree, bit_length, lane_signals, magnitude, round_shift_by
+from romsim_rtl.primitives import (
+    add_tree,
+    bit_length,
+    lane_signals,
+    magnitude,
+    round_shift_by,
+    wire,
+)
 
 __all__ = ["QUANTIZER_CYCLES", "MxQuantizer"]
 
@@ -76,10 +83,10 @@ class MxQuantizer(wiring.Component):
             m.d.sync += [held[lane].eq(self.values[lane]) for lane in range(MX_BLOCK)]
         m.d.comb += self.magnitude.eq(measured)
 
-        length = bit_length(measured)
-        exponent = Mux(length > 7, length - 7, 0)[:5]
+        length = bit_length(m, measured, "length")
+        exponent = wire(m, Mux(length > 7, length - 7, 0)[:5], "exponent")
         first_shift = Signal(5, reset_less=True)
-        first = lane_signals("first", MX_BLOCK, 9)
+        first = lane_signals("first", MX_BLOCK, 8)
         first_held = lane_signals("first_held", MX_BLOCK, 32)
         with m.If(started):
             m.d.sync += first_shift.eq(exponent)
@@ -89,15 +96,16 @@ class MxQuantizer(wiring.Component):
                     first_held[lane].eq(held[lane]),
                 ]
 
-        # ±128 is the only code with bit 7 set and the lower bits clear
-        is_over = Cat(code[7] & ~code[:7].any() for code in first).any()
+        # as 8 bits, ±128 is the only code with bit 7 set and the lower bits clear
+        is_over = wire(m, Cat(code[7] & ~code[:7].any() for code in first).any(), "is_over")
+        next_shift = wire(m, (first_shift + 1)[:5], "next_shift")
         second_shift = Signal(5, reset_less=True)
         second = lane_signals("second", MX_BLOCK, 8)
         with m.If(coded):
             m.d.sync += second_shift.eq(first_shift + is_over)
             for lane in range(MX_BLOCK):
-                anew = _narrow(first_held[lane], (first_shift + 1)[:5])
-                m.d.sync += second[lane].eq(Mux(is_over, anew, first[lane])[:8].as_signed())
+                anew = _narrow(first_held[lane], next_shift)
+                m.d.sync += second[lane].eq(Mux(is_over, anew[:8], first[lane]))
 
         codes = Signal(8 * MX_BLOCK, reset_less=True)
         shift = Signal(5, reset_less=True)

@@ -6,9 +6,7 @@ their operands allow it, since wider words cost a simulator much more.
 
 from __future__ import annotations
 
-from typing import Any
-
-from amaranth.hdl import Cat, Const, Mux, Signal, Value, signed, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed, unsigned
 
 __all__ = [
     "add_tree",
@@ -20,6 +18,7 @@ __all__ = [
     "round_shift",
     "round_shift_by",
     "saturate32",
+    "wire",
 ]
 
 
@@ -83,17 +82,24 @@ def magnitude(value: Value) -> Value:
     return ((value ^ sign)[:width] + value[-1])[:width]
 
 
-def bit_length(value: Value) -> Value:
+def bit_length(m: Module, value: Value, name: str) -> Signal:
     """bitlen(value) of an unsigned value of a power of two of bits."""
     width = len(value)
-    result: list[Any] = []
-    rest: Value = value
+    bits: list[Value] = []
+    rest = value
     while width > 1:
         width //= 2
-        is_upper = rest[width:].any()
-        result.insert(0, is_upper)
-        rest = Mux(is_upper, rest[width:], rest[:width])
-    return Cat(*result) + rest[0]
+        is_upper = wire(m, rest[width:].any(), f"{name}_has{width}")
+        rest = wire(m, Mux(is_upper, rest[width:], rest[:width]), f"{name}_of{width}")
+        bits.insert(0, is_upper)
+    return wire(m, Cat(*bits) + rest[0], name)
+
+
+def wire(m: Module, value: Value, name: str) -> Signal:
+    """Give a value that is read several times a name: Amaranth writes an expression out anew."""
+    signal = Signal(value.shape(), name=name)
+    m.d.comb += signal.eq(value)
+    return signal
 
 
 def add_tree(terms: list[Value]) -> Value:

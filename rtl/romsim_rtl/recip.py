@@ -12,7 +12,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from romsim_models.errors import SpecError
-from romsim_rtl.primitives import bit_length
+from romsim_rtl.primitives import bit_length, wire
 
 __all__ = ["RECIP_CYCLES", "Recip"]
 
@@ -70,7 +70,7 @@ class Recip(wiring.Component):
         m.d.comb += stages[0].eq(self.start)
         m.d.sync += [after.eq(before) for before, after in itertools.pairwise(stages)]
 
-        measured = bit_length(self.l)
+        measured = bit_length(m, self.l, "measured")
         length = Signal(6, reset_less=True)
         normal = Signal(32, reset_less=True)
         with m.If(stages[0]):
@@ -87,7 +87,7 @@ class Recip(wiring.Component):
         with m.If(stages[1]):
             m.d.sync += n0.eq(normal)
         # l = 0 is the only one without a top bit: RECIP(0) = 0
-        y: Any = Cat(Const(0, 15), port.data)[:32] & n0[31].replicate(32)
+        y: Any = wire(m, Cat(Const(0, 15), port.data)[:32] & n0[31].replicate(32), "y_table")
         n = n0
         for step in range(2):
             at = 2 + 2 * step
@@ -98,7 +98,7 @@ class Recip(wiring.Component):
             n_next = Signal(32, name=f"n{step}", reset_less=True)
             with m.If(stages[at]):
                 m.d.sync += [p.eq((n * y)[32:]), y_p.eq(y), n_p.eq(n)]
-            stepped = (y_p * (2**31 - p)[:33])[30:62]
+            stepped = wire(m, (y_p * (2**31 - p)[:33])[30:62], f"stepped{step}")
             with m.If(stages[at + 1]):
                 m.d.sync += [y_next.eq(stepped), n_next.eq(n_p)]
             if step == 1:

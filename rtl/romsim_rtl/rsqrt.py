@@ -12,7 +12,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from romsim_models.errors import SpecError
-from romsim_rtl.primitives import bit_length, round_shift
+from romsim_rtl.primitives import bit_length, round_shift, wire
 
 __all__ = ["RSQRT_CYCLES", "Rsqrt"]
 
@@ -71,7 +71,7 @@ class Rsqrt(wiring.Component):
         m.d.comb += stages[0].eq(self.start)
         m.d.sync += [after.eq(before) for before, after in itertools.pairwise(stages)]
 
-        length = bit_length(Cat(self.n, Const(0, 1)))
+        length = bit_length(m, Cat(self.n, Const(0, 1)), "length")
         half = Signal(6, reset_less=True)
         held = Signal(63, reset_less=True)
         with m.If(stages[0]):
@@ -112,7 +112,7 @@ class Rsqrt(wiring.Component):
             y, n = y_next, n_next
 
         scale = Signal(29, reset_less=True)
-        product = Cat(y * self.root, Const(0, 1)).as_signed()
+        product = wire(m, Cat(y * self.root, Const(0, 1)).as_signed(), "product")
         with m.If(stages[9]):
             m.d.sync += scale.eq(round_shift(product, 26)[:29])
         m.d.comb += self.scale.eq(scale)

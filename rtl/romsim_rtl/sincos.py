@@ -13,7 +13,7 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_models.errors import SpecError
 from romsim_rtl.memory import address_bits
-from romsim_rtl.primitives import lane_signals, round_shift
+from romsim_rtl.primitives import lane_signals, round_shift, wire
 
 __all__ = ["SINCOS_CYCLES", "SinCos"]
 
@@ -105,7 +105,8 @@ class SinCos(wiring.Component):
             with m.If(stages[2]):
                 m.d.sync += quadrant.eq(phase[30:])
             is_odd, is_back = quadrant[0], quadrant[1]
-            sine, cosine = Mux(is_odd, b, a), Mux(is_odd, a, b)
+            sine = wire(m, Mux(is_odd, b, a), f"sine{k}")
+            cosine = wire(m, Mux(is_odd, a, b), f"cosine{k}")
             with m.If(stages[3]):
                 m.d.sync += [
                     self.sin[k].eq(Mux(is_back, -sine, sine)),
@@ -120,6 +121,6 @@ class SinCos(wiring.Component):
         rest = Signal(22, name=f"{name}_rest", reset_less=True)
         with m.If(enable):
             m.d.sync += rest.eq(angle[:22])
-        product = port.data[21:] * rest
-        step = round_shift(Cat(product, Const(0, 1)).as_signed(), 22)
-        return (Cat(port.data[:21], Const(0, 1)) + step)[:22].as_signed()
+        rise = wire(m, Cat(port.data[21:] * rest, Const(0, 1)).as_signed(), f"{name}_rise")
+        value = Cat(port.data[:21], Const(0, 1)) + round_shift(rise, 22)
+        return wire(m, value[:22].as_signed(), name)

@@ -1,0 +1,381 @@
+"""A Verilated vector unit under test: its emission, its stimuli, what it wrote and sent."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from romsim_compiler.numerics import Numerics
+from romsim_compiler.tables import tables
+from romsim_compiler.target import (
+    Array,
+    Attention,
+    Embedding,
+    Formats,
+    Latency,
+    Network,
+    Schedule,
+    Target,
+)
+from romsim_compiler.target import VectorUnit as VectorShape
+from romsim_models.spec import ModelSpec
+from romsim_rtl.encoding import WORD_BITS, pack
+from romsim_rtl.gated_verilog import write_verilog
+from romsim_rtl.memory import VerilogPlatform
+from romsim_rtl.vector_control import LATENCY
+from romsim_rtl.vector_unit import VectorUnit
+from romsim_rtl.verilated import verilate
+
+HERE = Path(__file__).resolve().parent
+VERILOG = HERE.parents[1] / "rtl" / "romsim_rtl" / "verilog"
+TABLES = {name: [int(value) for value in values] for name, values in tables().items()}
+INSTR_WORDS = -(-WORD_BITS // 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a unit under test."""
+
+    n_lanes: int = 32
+    dim: int = 64
+    n_heads: int = 2
+    n_kv_heads: int = 1
+    head_dim: int = 32
+    hidden_dim: int = 96
+    vocab_size: int = 100
+    n_inflight: int = 2
+    word_codes: int = 32
+    lane_bits: int = 4
+    encoding: str = "unsigned"
+    scale_group: int = 32
+    min_bits: int = 16
+    activation: str = "silu"
+    has_sub_norms: bool = False
+    broadcast_cycles: int = 1
+    collect_cycles: int = 1
+    n_gain_words: int = 64
+    query_scale: int = 188_067
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            name="under test",
+            arch="llama",
+            dim=self.dim,
+            n_layers=2,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            hidden_dim=self.hidden_dim,
+            vocab_size=self.vocab_size,
+            norm_eps=1e-5,
+            rope_theta=1e4,
+            max_seq_len=2048,
+            tie_embeddings=True,
+            activation=self.activation,
+            has_sub_norms=self.has_sub_norms,
+        )
+
+    @property
+    def target(self) -> Target:
+        return Target(
+            name="under-test",
+            summary="",
+            executable=True,
+            technology="asap7",
+            clock_mhz=500.0,
+            array=Array(
+                n_tiles=2,
+                n_cells=2,
+                rom_rows=1024,
+                word_codes=self.word_codes,
+                lane_bits=self.lane_bits,
+                encoding=self.encoding,
+                scale_group=self.scale_group,
+                scale_bits=16,
+                min_bits=self.min_bits,
+            ),
+            vector=VectorShape(n_lanes=self.n_lanes, sram_kib=64),
+            attention=Attention(sram_kib=64, word_elems=32, heads_parallel=1, attn_block=64),
+            formats=Formats(activation="mxint8", kv="mxint8", lora="mxint8"),
+            network=Network(
+                broadcast_cycles=self.broadcast_cycles, collect_cycles=self.collect_cycles
+            ),
+            schedule=Schedule(n_inflight=self.n_inflight),
+            embedding=Embedding(input="rom", head="rom"),
+            latency=replace(Latency(), **LATENCY),
+        )
+
+    def beats(self, length: int) -> int:
+        return -(-length // self.n_lanes)
+
+    def unit_words(self, buffer: str) -> int:
+        """Words that a token has in the X buffer."""
+        assert buffer in ("x", "y0", "y1")
+        return 1 << max(1, (self.beats(self.dim) - 1).bit_length())
+
+    @property
+    def increments(self) -> list[int]:
+        return [
+            round(2**32 * 10000.0 ** (-2 * j / self.head_dim) / 6.283185307179586) % 2**32
+            for j in range(self.head_dim // 2)
+        ]
+
+    def unit(self, gain_words: Sequence[int] = ()) -> VectorUnit:
+        return VectorUnit(
+            target=self.target,
+            spec=self.spec,
+            numerics=Numerics(),
+            tables=TABLES,
+            phase_increments=self.increments,
+            query_scale=self.query_scale,
+            n_gain_words=self.n_gain_words,
+            gain_words=gain_words,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """One broadcast."""
+
+    cycle: int
+    kind: int
+    token: int
+    layer: int
+    pos: int
+    block: int
+    mask: int
+    groups: tuple[tuple[tuple[int, ...], int, int], ...]
+
+
+@dataclass
+class Run:
+    """What an operation did."""
+
+    duration: int
+    beats: list[Beat]
+    writes: dict[str, dict[tuple[int, int], int]]  # buffer -> (address, lane) -> value
+    cycles: dict[str, list[int]]  # buffer -> cycles with a write
+
+
+class Bench:
+    """Build once; queue operations; run; read what each did."""
+
+    def __init__(self, shape: Shape, folder: Path, *, is_traced: bool = True) -> None:
+        self.shape = shape
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files = emit(shape, folder)
+        (folder / "shape.h").write_text(_shape_header(shape, shape.unit(), is_traced))
+        extra = []
+        if is_traced:
+            trace = folder / "traced.vlt"
+            trace.write_text('`verilator_config\npublic_flat_rd -module "romsim_sram" -var "w_*"\n')
+            extra.append(trace)
+        self.build = verilate(
+            [*extra, *self.files],
+            "romsim_vector",
+            cpp=[HERE / "vector_main.cpp"],
+            headers=[folder / "shape.h"],
+            opt="-O1" if is_traced else "-O3",
+        )
+        self.data = bytearray()
+        self.n_runs = 0
+
+    def _put(self, *values: int) -> None:
+        self.data += struct.pack(f"<{len(values)}I", *(value & 0xFFFFFFFF for value in values))
+
+    def load(self, which: str, values: Sequence[int]) -> None:
+        """Contents of unit H: "o" (int64 a lane), "d" or "l"."""
+        self._put(1, "odl".index(which), len(values))
+        for value in values:
+            self._put(value, *([value >> 32] if which == "o" else []))
+
+    def set_d_valid(self, valid: bool) -> None:
+        self._put(2, int(valid))
+
+    def rows(
+        self, token: int, values: Sequence[int], *, first_row: int = 0, is_head: bool = False
+    ) -> None:
+        """Rows from unit L, a beat of n_lanes at a time; lanes past the end carry noise."""
+        n_lanes = self.shape.n_lanes
+        for at in range(0, len(values), n_lanes):
+            part = list(values[at : at + n_lanes])
+            mask = (1 << len(part)) - 1
+            part += [0x7FFFFFFF] * (n_lanes - len(part))
+            masks = [mask >> 32 * group & 0xFFFFFFFF for group in range(n_lanes // 32)]
+            self._put(3, token, int(is_head), first_row + at, *masks, *part)
+
+    def start(
+        self, fields: dict[str, int], *, pos: int = 0, words: Sequence[tuple[int, ...]] = ()
+    ) -> int:
+        """Queue an instruction; ``words`` are (cycle, word, plane, data) of the embedding."""
+        word = pack(fields)
+        self._put(4, *(word >> 32 * k for k in range(INSTR_WORDS)), pos, len(words))
+        em_words = -(-self.shape.target.array.word_bits // 32)
+        for cycle, number, plane, data in words:
+            self._put(cycle, number, plane, *(data >> 32 * k for k in range(em_words)))
+        self.n_runs += 1
+        return self.n_runs - 1
+
+    def idle(self, n: int) -> None:
+        self._put(5, n)
+
+    def ask(self) -> None:
+        self._put(6)
+
+    def clock(self, n: int, fields: dict[str, int] | None) -> None:
+        """Time n cycles: idle, or with one instruction over and over; see ``stderr``."""
+        word = pack(fields or {})
+        self._put(7, n, int(fields is not None), *(word >> 32 * k for k in range(INSTR_WORDS)))
+
+    def run(self, gains: Sequence[int] = ()) -> tuple[list[Run], list[tuple[int, int, int]]]:
+        """Run what is queued; ``gains`` fill the gain ROM."""
+        n_lanes = self.shape.n_lanes
+        lines = []
+        padded = [*gains, *[0] * (self.shape.n_gain_words * n_lanes - len(gains))]
+        for at in range(0, len(padded), n_lanes):
+            lanes = padded[at : at + n_lanes]
+            lines.append("".join(f"{value & 0xFFFFFFFF:08x}" for value in reversed(lanes)))
+        (self.folder / "gains.hex").write_text("\n".join(lines) + "\n")
+        stimuli = self.folder / "stimuli.bin"
+        stimuli.write_bytes(bytes(self.data) + struct.pack("<I", 0))
+        log = self.folder / "log.txt"
+        done = subprocess.run(
+            [
+                str(self.build.executable),
+                str(stimuli),
+                str(log),
+                f"+romdir={self.folder}",
+            ],
+            check=True,
+            timeout=300,
+            capture_output=True,
+            text=True,
+        )
+        self.stderr = done.stderr
+        self.data, self.n_runs = bytearray(), 0
+        return _parse(log.read_text(), self.shape)
+
+
+def emit(shape: Shape, folder: Path) -> list[Path]:
+    """Write the unit's Verilog."""
+    platform = VerilogPlatform()
+    unit = shape.unit()
+    top = folder / "romsim_vector.v"
+    top.write_text(write_verilog(unit, "romsim_vector", platform, unread=unit.unread_bits()))
+    files = [top]
+    for name, part in platform.shared.items():
+        path = folder / f"{name}.v"
+        path.write_text(write_verilog(part, name, platform))
+        files.append(path)
+    return [*files, VERILOG / "romsim_sram.v", VERILOG / "romsim_rom.v"]
+
+
+def _shape_header(shape: Shape, unit: VectorUnit, is_traced: bool) -> str:
+    n_lanes, n_groups = shape.n_lanes, shape.n_lanes // 32
+    em_words = -(-shape.target.array.word_bits // 32)
+    lines = [
+        f"#define N_LANES {n_lanes}",
+        f"#define N_GROUPS {n_groups}",
+        f"#define EM_WORDS {em_words}",
+        f"#define INSTR_WORDS {INSTR_WORDS}",
+        "using Top = Vromsim_vector;",
+    ]
+
+    def switch(head: str, port: str, n: int, body: str) -> None:
+        cases = " ".join(
+            f"case {k}: {body.replace('@', f'top.{port}___05F{k}')};" for k in range(n)
+        )
+        lines.append(f"{head} {{ switch (k) {{ {cases} }} std::abort(); }}")
+
+    switch("static void set_o(Top& top, int k, int64_t v)", "o_data", n_lanes, "@ = v; return")
+    switch("static void set_d(Top& top, int k, int32_t v)", "d_data", n_lanes, "@ = v; return")
+    switch("static void set_ly(Top& top, int k, int32_t v)", "ly_data", n_lanes, "@ = v; return")
+    switch("static const uint32_t* codes(Top& top, int k)", "bc_codes", n_groups, "return @.data()")
+    switch("static int shift(Top& top, int k)", "bc_shift", n_groups, "return @")
+    switch(
+        "static int sum(Top& top, int k)",
+        "bc_sum",
+        n_groups,
+        "return static_cast<int16_t>(@ << 3) >> 3",
+    )
+    wide = "std::memcpy(&top.ly_mask, m, 4 * N_GROUPS);"
+    lines.append(f"static void set_ly_mask(Top& top, const uint32_t* m) {{ {wide} }}")
+    lines.append(
+        "static void set_em(Top& top, const uint32_t* d) "
+        "{ std::memcpy(&top.em_data, d, 4 * EM_WORDS); }"
+    )
+    lines.append("template <class F> static void trace_memories(Top& top, F log) {")
+    if is_traced:
+        buffers = ["x", *(f"y{bank}" for bank in range(unit.group_config.y_banks))]
+        for group in range(n_groups):
+            for name in buffers:
+                at = f"top.rootp->romsim_vector__DOT__group{group}__DOT__{name}__02emacro__DOT__w_"
+                args = f"{at}en, {at}addr, {at}mask, {at}data.data()"
+                lines.append(f'  log("{name}", {group}, {args});')
+    else:
+        lines.append("  (void)top; (void)log;")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _parse(text: str, shape: Shape) -> tuple[list[Run], list[tuple[int, int, int]]]:
+    runs: list[Run] = []
+    answers: list[tuple[int, int, int]] = []
+
+    def fresh() -> Run:
+        return Run(0, [], defaultdict(dict), defaultdict(list))
+
+    current = fresh()
+    for line in text.splitlines():
+        kind, *parts = line.split()
+        if kind == "S":
+            current = fresh()  # rows from unit L came before
+        elif kind == "B":
+            cycle, bus, token, layer, pos, block = map(int, parts[:6])
+            groups = []
+            for at in range(7, len(parts), 3):
+                codes = tuple(_signed(int(parts[at], 16) >> 8 * k & 255, 8) for k in range(32))
+                groups.append((codes, int(parts[at + 1]), int(parts[at + 2])))
+            current.beats.append(
+                Beat(
+                    cycle=cycle,
+                    kind=bus,
+                    token=token,
+                    layer=layer,
+                    pos=pos,
+                    block=block,
+                    mask=int(parts[6], 16),
+                    groups=tuple(groups),
+                )
+            )
+        elif kind == "F":
+            current.duration = int(parts[0])
+            runs.append(current)
+            current = fresh()
+        elif kind == "A":
+            answers.append((int(parts[0]), int(parts[1]), int(parts[2])))
+        else:
+            cycle, group, address, mask = (
+                int(parts[0]),
+                int(parts[1]),
+                int(parts[2]),
+                int(parts[3], 16),
+            )
+            data = int(parts[4], 16)
+            for k in range(32):
+                if mask >> k & 1:
+                    lane = 32 * group + k
+                    current.writes[kind][address, lane] = _signed(data >> 32 * k & 0xFFFFFFFF, 32)
+            if cycle not in current.cycles[kind]:
+                current.cycles[kind].append(cycle)
+    return runs, answers

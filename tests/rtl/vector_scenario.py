@@ -1,0 +1,344 @@
+"""Random programs for the vector unit, run against the golden model: values and cycles."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from romsim_compiler.durations import fixed_cycles
+from romsim_compiler.mapping import map_group
+from romsim_compiler.program import Instruction
+from romsim_rtl.encoding import OPS
+from tests.rtl.vector_bench import TABLES, Beat, Bench, Run
+from tests.rtl.vector_golden import HIGH, LOW, Golden, mx_blocks
+
+Check = Callable[[Run], None]
+
+
+@dataclass
+class Token:
+    """Buffers of one in-flight token, as the golden model has them."""
+
+    x: list[int]
+    y: list[int]
+    angles: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Scenario:
+    """Queue instructions with random data, and what each must have done."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        self.bench, self.shape = bench, bench.shape
+        self.random = random.Random(seed)
+        self.golden = Golden(TABLES)
+        shape = self.shape
+        longest = max(
+            2 * shape.hidden_dim, (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim, shape.dim
+        )
+        self.tokens = [Token(x=[0] * shape.dim, y=[0] * longest) for _ in range(shape.n_inflight)]
+        self.gains: list[int] = []
+        self.checks: list[tuple[str, Check]] = []
+        self.n_values = 0
+
+    # --- random data ------------------------------------------------------------------------
+
+    def numbers(self, n: int) -> list[int]:
+        """Values of one of several characters: small, mixed, extreme, all zero."""
+        character = self.random.randrange(6)
+        if character == 0:
+            return [0] * n
+        if character == 1:
+            return [self.random.choice([LOW, HIGH, LOW + 1, -1, 0, 1]) for _ in range(n)]
+        if character == 2:
+            bits = self.random.randrange(1, 12)
+            return [self.random.randrange(-(1 << bits), 1 << bits) for _ in range(n)]
+        if character == 3:
+            bits = self.random.randrange(8, 31)
+            edge = (255 << bits >> 8) - self.random.randrange(2)
+            return [self.random.choice([edge, -edge, edge + 1, 0]) for _ in range(n)]
+        return [
+            self.random.randrange(-(1 << bits), 1 << bits)
+            for bits in (self.random.randrange(1, 31 if character == 4 else 22) for _ in range(n))
+        ]
+
+    # --- unit L and unit H ------------------------------------------------------------------
+
+    def rows(self, token: int, n: int) -> list[int]:
+        values = self.numbers(n)
+        self.bench.rows(token, values)
+        self.tokens[token].y[:n] = values
+        return values
+
+    def lora(self, n: int) -> list[int] | None:
+        """Maybe an adapter's outputs; without one the port carries noise."""
+        has = self.random.random() < 0.6
+        values = self.numbers(n)
+        whole = self.shape.beats(n) * self.shape.n_lanes
+        noise = [self.random.choice([LOW, HIGH]) for _ in range(whole - n)]
+        self.bench.load("d", values + noise)
+        self.bench.set_d_valid(has)
+        return values if has else None
+
+    # --- instructions -----------------------------------------------------------------------
+
+    def cycles(self, op: str, **names: str) -> int:
+        shape = self.shape
+        array = shape.target.array
+        instruction = Instruction(op=op, unit="V", wait=(), layer=0, token=0, slot=0, **names)
+        planes = self.planes if op == "embed" else 1
+        return fixed_cycles(
+            instruction,
+            spec=shape.spec,
+            target=shape.target,
+            mapping_of=lambda _: map_group(
+                shape.vocab_size, shape.dim, planes, array, shape.n_lanes
+            ),
+        )
+
+    def queue(
+        self,
+        op: str,
+        token: int,
+        wanted: int,
+        check: Check,
+        *,
+        pos: int = 0,
+        words: Sequence[tuple[int, ...]] = (),
+        **fields: int,
+    ) -> None:
+        # noise in the fields that the operator does not use
+        word = {"op": OPS[op], "token": token, "layer": self.random.randrange(256), "slot": 5}
+        layer = word["layer"]
+        self.bench.start(word | fields, pos=pos, words=words)
+
+        def whole(run: Run) -> None:
+            assert run.duration == wanted, (op, run.duration, wanted)
+            for beat in run.beats:
+                assert (beat.token, beat.layer, beat.pos) == (token, layer, pos)
+            if run.beats:
+                assert run.beats[-1].cycle == wanted - 1
+            for name, cycles in run.cycles.items():
+                if name == "x":
+                    assert cycles[-1] == wanted - 1, (op, cycles, wanted)
+                assert all(cycle < wanted for cycle in cycles)
+            check(run)
+
+        self.checks.append((op, whole))
+
+    def expect_x(self, token: int) -> Check:
+        values = list(self.tokens[token].x)
+        return lambda run: self._expect_buffer(run, "x", token, values)
+
+    def expect_y(self, token: int, n: int) -> Check:
+        values = list(self.tokens[token].y[:n])
+        name = f"y{token}" if self.shape.n_inflight > 1 else "y0"
+        return lambda run: self._expect_buffer(run, name, token, values)
+
+    def _expect_buffer(self, run: Run, name: str, token: int, values: Sequence[int]) -> None:
+        assert not run.beats
+        assert {n for n, written in run.writes.items() if written} == {name}
+        n_lanes = self.shape.n_lanes
+        longest = self.bench.shape.unit_words(name)
+        base = token * longest if name == "x" else 0
+        wanted = {
+            (base + index // n_lanes, index % n_lanes): value for index, value in enumerate(values)
+        }
+        wrong = {at: (run.writes[name].get(at), one) for at, one in wanted.items()}
+        wrong = {at: pair for at, pair in wrong.items() if pair[0] != pair[1]}
+        assert wrong == {}
+        assert set(run.writes[name]) == set(wanted)
+        self.n_values += len(values)
+
+    def expect_blocks(self, values: Sequence[int], kind: int, *, step: int = 1) -> Check:
+        wanted = mx_blocks(values)
+        n_groups = self.shape.n_lanes // 32
+
+        def check(run: Run) -> None:
+            assert not any(run.writes.values())
+            got: list[tuple[tuple[int, ...], int, int]] = []
+            beats: list[Beat] = run.beats
+            assert [beat.kind for beat in beats] == [kind] * -(-len(wanted) // n_groups)
+            for index, beat in enumerate(beats):
+                assert beat.block == index * n_groups
+                assert beat.cycle == beats[0].cycle + step * index
+                n_blocks = min(n_groups, len(wanted) - beat.block)
+                assert beat.mask == (1 << n_blocks) - 1
+                got += beat.groups[:n_blocks]
+            assert got == wanted
+            self.n_values += len(values)
+
+        return check
+
+    def embed(self, token: int, *, planes: int, whole_matrix: bool = False) -> None:
+        shape, rnd = self.shape, self.random
+        array = shape.target.array
+        self.planes = planes
+        n_codes = array.word_codes
+        bits = array.lane_bits
+        is_ternary = array.encoding == "ternary"
+        place = 1 if is_ternary else bits
+        n_words = -(-shape.dim // n_codes)
+        digits = [[0] * (n_words * n_codes) for _ in range(planes)]
+        for plane in digits:
+            for index in range(shape.dim):
+                plane[index] = rnd.randrange(3) if is_ternary else rnd.randrange(1 << bits)
+        value_of = {0: 0, 1: 1, 2: -1} if is_ternary else {d: d for d in range(1 << bits)}
+        codes = [
+            sum(value_of[plane[index]] << place * p for p, plane in enumerate(digits))
+            for index in range(shape.dim)
+        ]
+        offset = 0 if whole_matrix else rnd.choice([0, 8, 128])
+        has_minimum = not whole_matrix and array.min_bits > 0 and rnd.random() < 0.5
+        n_fields = n_words * array.n_scales
+        top = rnd.choice([12, 20, 31])
+
+        def half() -> int:
+            return rnd.randrange(2) << 15 | rnd.randrange(top) << 10 | rnd.randrange(1024)
+
+        scales = [half() for _ in range(n_fields)]
+        minima = [half() for _ in range(n_fields)]
+        multiplier = rnd.randrange(1 << 23, 1 << 24)
+        shift = rnd.choice([-40, -3, 0, 5, 16, 30, 70])
+        fields = {"planes": planes, "offset": offset}
+        if whole_matrix:
+            fields |= {"multiplier": multiplier, "out_shift": shift}
+            self.tokens[token].x = self.golden.embed_whole(codes, multiplier, shift)
+        else:
+            fields |= {"has_scales": 1, "has_minimum": int(has_minimum), "multiplier": 12345}
+            halves = [
+                (scale, minimum if has_minimum else None)
+                for scale, minimum in zip(scales, minima, strict=True)
+            ]
+            self.tokens[token].x = self.golden.embed(codes, offset, halves, array.scale_group)
+        words = []
+        wanted = self.cycles("embed", operand="head")
+        for w in range(n_words):
+            for p in range(planes):
+                data = sum(
+                    digit << bits * k
+                    for k, digit in enumerate(digits[p][w * n_codes : (w + 1) * n_codes])
+                )
+                at = n_codes * bits
+                for source in (scales, minima) if array.min_bits else (scales,):
+                    for one in source[w * array.n_scales : (w + 1) * array.n_scales]:
+                        data |= (one if p == 0 else 0) << at
+                        at += 16
+                first = wanted - n_words * planes - 4
+                words.append((first + w * planes + p, w, p, data))
+        self.queue("embed", token, wanted, self.expect_x(token), words=words, **fields)
+
+    def sincos(self, token: int, pos: int) -> None:
+        angles = [self.golden.sincos(one, pos) for one in self.shape.increments]
+        self.tokens[token].angles = angles
+        self.queue("sincos", token, self.cycles("sincos"), lambda run: None, pos=pos)
+
+    def norm(self, token: int, *, from_y: int = 0, name: str = "output_norm") -> None:
+        rnd, n_lanes = self.random, self.shape.n_lanes
+        source = self.tokens[token].y[:from_y] if from_y else self.tokens[token].x
+        length = len(source)
+        base = len(self.gains) // n_lanes
+        gains = [rnd.randrange(-(1 << 23) + 1, 1 << 23) for _ in range(length)]
+        g = rnd.randrange(0, 30)
+        largest = max(abs(one) for one in gains) / 2**g
+        out_frac = min(24, 30 - math.ceil(math.log2(math.sqrt(length) * largest)))
+        gain_shift = 22 + g - out_frac
+        self.gains += gains + [rnd.randrange(1 << 20)] * (-length % n_lanes)
+        root = round(math.sqrt(length) * 2**16)
+        frac = 16 if from_y else 14
+        eps = round(rnd.choice([1e-5, 1e-6, 1e-12]) * length * 2 ** (20 + 2 * frac))
+        values = self.golden.norm(source, gains, eps=eps, root=root, gain_shift=gain_shift)
+        self.queue(
+            "norm",
+            token,
+            self.cycles("norm", operand=name),
+            self.expect_blocks(values, 1),
+            n_cols=length,
+            gain_base=base,
+            gain_shift=gain_shift,
+            eps_term=eps,
+            multiplier=root,
+            from_y=int(from_y > 0),
+        )
+
+    def rope(self, token: int, pos: int) -> None:
+        shape = self.shape
+        n = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
+        y = self.rows(token, n)
+        summed = self.golden.add(y, self.lora(n))
+        values = self.golden.rope(
+            summed,
+            self.tokens[token].angles,
+            n_heads=shape.n_heads,
+            n_kv_heads=shape.n_kv_heads,
+            query_scale=shape.query_scale,
+        )
+        self.queue("rope", token, self.cycles("rope"), self.expect_blocks(values, 2), pos=pos)
+
+    def attn_out(self, token: int) -> None:
+        shape, rnd = self.shape, self.random
+        n = shape.n_heads * shape.head_dim
+        totals = [
+            rnd.randrange(1, 1 << rnd.choice([1, 8, 16, 22, 31])) for _ in range(shape.n_heads)
+        ]
+        sums = []
+        for index in range(n):
+            bound = 127 * totals[index // shape.head_dim] << rnd.randrange(0, 26)
+            sums.append(rnd.choice([0, bound, -bound, rnd.randrange(-bound, bound + 1)]))
+        self.bench.load("l", totals)
+        self.bench.load("o", sums + [rnd.getrandbits(62)] * (-n % shape.n_lanes))
+        values = self.golden.attn_out(sums, totals)
+        self._give("attn_out", token, values, 1)
+
+    def glu(self, token: int) -> None:
+        shape = self.shape
+        n = 2 * shape.hidden_dim
+        y = self.rows(token, n)
+        summed = self.golden.add(y, self.lora(n))
+        gate, up = summed[: shape.hidden_dim], summed[shape.hidden_dim :]
+        values = self.golden.glu(gate, up, shape.activation)
+        self._give("glu", token, values, 2)
+
+    def _give(self, op: str, token: int, values: list[int], step: int) -> None:
+        if self.shape.has_sub_norms and self.random.random() < 0.8:
+            self.tokens[token].y[: len(values)] = values
+            check = self.expect_y(token, len(values))
+            self.queue(op, token, self.cycles(op), check, to_y=1)
+            name = {"attn_out": "attn_sub_norm", "glu": "ffn_sub_norm"}[op]
+            self.norm(token, from_y=len(values), name=f"blk.0.{name}")
+        else:
+            self.queue(op, token, self.cycles(op), self.expect_blocks(values, 1, step=step))
+
+    def resid(self, token: int) -> None:
+        n = self.shape.dim
+        o = self.golden.add(self.rows(token, n), self.lora(n))
+        self.tokens[token].x = self.golden.resid(self.tokens[token].x, o)
+        self.queue("resid", token, self.cycles("resid"), self.expect_x(token))
+
+    def logits(self) -> tuple[int, int]:
+        n = self.shape.vocab_size
+        values = self.numbers(n)
+        self.bench.rows(0, values, is_head=True)
+        self.bench.idle(3)
+        return values.index(max(values)), max(values)
+
+    def layer(self, token: int, pos: int) -> None:
+        """What a decoder layer does, in its order."""
+        self.norm(token)
+        self.rope(token, pos)
+        self.attn_out(token)
+        self.resid(token)
+        self.norm(token)
+        self.glu(token)
+        self.resid(token)
+
+    def run(self) -> None:
+        """Run it all and check every instruction, the argmax and the number of clips."""
+        best = self.logits()
+        self.bench.ask()
+        runs, answers = self.bench.run(self.gains)
+        assert len(runs) == len(self.checks)
+        for run, (_, check) in zip(runs, self.checks, strict=True):
+            check(run)
+        assert answers == [(*best, self.golden.n_clips)]
