@@ -87,6 +87,11 @@ def compile(
             f"--weights must be used with a shape without weights, not with {model}; give rules "
             f"such as --quantize 'blk.*={weights}'"
         )
+    if quantize and not checkpoint.has_weights:
+        raise SpecError(
+            f"--quantize must be used with a model with weights, not with the shape {model}; give "
+            f"the format of all matrices with --weights"
+        )
     if not fit and (rank or area_mm2 is not None):
         raise SpecError("--rank and --area must be used with --fit, not alone; add --fit")
     loras = {}

@@ -110,6 +110,14 @@ def choose_formats(
     return choices
 
 
+def _in_rom(tensor: str, spec: ModelSpec, target: Target) -> bool:
+    """Return whether the target keeps a matrix in ROM; a tied embedding is there for either use."""
+    home = target.embedding
+    if tensor == "token_embd.weight":
+        return home.input == "rom" or (spec.tie_embeddings and home.head == "rom")
+    return tensor != "output.weight" or home.head == "rom"
+
+
 def shape_formats(
     spec: ModelSpec, target: Target, weights: WeightFormat | None
 ) -> dict[str, FormatChoice]:
@@ -128,15 +136,7 @@ def shape_formats(
                 f"Group of format {fmt.name!r} must divide the {n_cols} columns of tensor "
                 f"{tensor!r}, not leave {n_cols % fmt.group}; use a smaller group"
             )
-        in_rom = not (
-            (
-                tensor == "token_embd.weight"
-                and target.embedding.input != "rom"
-                and not spec.tie_embeddings
-            )
-            or (tensor == "output.weight" and target.embedding.head != "rom")
-        )
-        if in_rom:
+        if _in_rom(tensor, spec, target):
             check_format(fmt, target, tensor)
         choices[tensor] = FormatChoice(tensor=tensor, fmt=fmt, shipped="shape", requantised=False)
     return choices

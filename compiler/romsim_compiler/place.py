@@ -61,7 +61,7 @@ def _too_large(
     array = target.array
     per_word = array.n_tiles * array.n_cells * array.word_bits / 8
     largest = sorted(zip(groups, mappings, strict=True), key=lambda p: -p[1].n_words)[:3]
-    listed = ", ".join(f"{g.name} {m.n_words * per_word / 1e6:.1f} MB" for g, m in largest)
+    listed = ", ".join(f"{g.name} {m.n_words * per_word / 1e6:.3g} MB" for g, m in largest)
     return (
         f"Model must fit the ROM of target {target.name!r}: it needs {needed * per_word:.0f} bytes "
         f"({needed} words in each of {array.n_tiles * array.n_cells} cells), not the "

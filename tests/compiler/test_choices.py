@@ -144,6 +144,10 @@ def test_what_is_not_in_rom_need_not_fit_its_words() -> None:
     target = sized_target("small-ternary", scale_bits=0, input="off-chip", head="off-chip")
     choices = shape_formats(spec, target, None)
     assert choices["token_embd.weight"].fmt.name == "int8g32"
+    tied = replace(spec, tie_embeddings=True)
+    assert shape_formats(tied, target, None).keys() == tensor_shapes(tied).keys()
     inside = sized_target("small-ternary", scale_bits=0, input="off-chip")
+    with pytest.raises(SpecError, match=r"^Format 'int8g32' of tensor 'token_embd\.weight' must"):
+        shape_formats(tied, inside, None)
     with pytest.raises(SpecError, match=r"^Format 'int8g32' of tensor 'output\.weight' must have"):
         shape_formats(spec, inside, None)

@@ -30,8 +30,8 @@ def test_model_larger_than_the_rom_is_refused_with_sizes_and_remedy() -> None:
         CapacityError,
         match=(
             r"^Model must fit the ROM of target 'small': it needs \d+ bytes \(\d+ words in each of "
-            r"4 cells\), not the 5242880 available \(65536 words\); largest: head \d+\.\d MB, "
-            r"L0\.gu \d+\.\d MB, L1\.gu \d+\.\d MB; raise array\.rom_rows to \d+, use fewer bits, "
+            r"4 cells\), not the 5242880 available \(65536 words\); largest: head 17\.7 MB, "
+            r"L0\.gu 1\.11 MB, L1\.gu 1\.11 MB; raise array\.rom_rows to \d+, use fewer bits, "
             r"or let --fit size the chip$"
         ),
     ):
