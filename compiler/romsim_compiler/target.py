@@ -132,7 +132,7 @@ class Latency:
     embed: int = 7
     sincos: int = 5
     norm: int = 25
-    matvec: int = 8
+    matvec: int = 11
     rope: int = 11
     attn: int = 4
     block: int = 16
@@ -141,7 +141,7 @@ class Latency:
     glu: int = 14
     lora: int = 24
     lora_off: int = 2
-    token: int = 4
+    token: int = 6
 
 
 TEMPLATE_LATENCY = Latency()
