@@ -225,6 +225,11 @@ class Cell(wiring.Component):
         }
         super().__init__(members)
 
+    @staticmethod
+    def unread_bits() -> dict[str, str]:
+        """Ports of which some bits are not read, for the emission of Verilog."""
+        return {"rst": "all registers here are data, which is not reset"}
+
     def elaborate(self, platform: Any) -> Module:
         """Build the five stages."""
         m = Module()

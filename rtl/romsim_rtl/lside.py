@@ -193,6 +193,15 @@ class LSide(wiring.Component):
             }
         )
 
+    @staticmethod
+    def unread_bits() -> dict[str, str]:
+        """Ports of which some bits are not read, for the emission of Verilog."""
+        return {
+            "instr": "fields of other units",
+            "bc_token": "fewer tokens in flight than the field can name",
+            "bc_block": "blocks that no vector has",
+        }
+
     def elaborate(self, platform: Any) -> Module:
         """Wire the tiles, what drives them all, and what they give."""
         m = Module()

@@ -76,6 +76,14 @@ class Row(wiring.Component):
             }
         )
 
+    @staticmethod
+    def unread_bits() -> dict[str, str]:
+        """Ports of which some bits are not read, for the emission of Verilog."""
+        return {
+            "rst": "all registers here are data, which is not reset",
+            "ks_log2": "cells a row that no matrix has",
+        }
+
     def elaborate(self, platform: Any) -> Module:
         """Build the three stages."""
         m = Module()

@@ -38,4 +38,28 @@ module romsim_sram #(
       end
     end
   end
+
+`ifdef ROMSIM_TRACE
+  // Every write, for who compares it with the cycle model's.
+  import "DPI-C" function int romsim_trace_memory(
+    input string name, input int depth, input int lanes, input int lane_bits);
+  import "DPI-C" function void romsim_trace_word(input int value);
+  import "DPI-C" function void romsim_trace_write(input int memory, input int address);
+  localparam integer MASK_WORDS = (LANES + 31) / 32;
+  localparam integer DATA_WORDS = (LANES * LANE_BITS + 31) / 32;
+  wire [32*MASK_WORDS-1:0] trace_mask = (32*MASK_WORDS)'(w_mask);
+  wire [32*DATA_WORDS-1:0] trace_data = (32*DATA_WORDS)'(w_data);
+  int trace_memory;
+  integer word;
+  initial trace_memory = romsim_trace_memory($sformatf("%m"), DEPTH, LANES, LANE_BITS);
+  always @(posedge clk) begin
+    if (w_en) begin
+      for (word = 0; word < MASK_WORDS; word = word + 1)
+        romsim_trace_word(trace_mask[32*word +: 32]);
+      for (word = 0; word < DATA_WORDS; word = word + 1)
+        romsim_trace_word(trace_data[32*word +: 32]);
+      romsim_trace_write(trace_memory, 32'(w_addr));
+    end
+  end
+`endif
 endmodule

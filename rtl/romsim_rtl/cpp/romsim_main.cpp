@@ -1,0 +1,200 @@
+// Host of a Verilated chip: takes commands on standard input, a line each, and answers on standard
+// output. Python wakes once a program, never once a cycle.
+//
+//   run PROGRAM RESET TOKEN...   execute a program for its tokens
+//   greedy COUNT                 execute `decode` COUNT times, each for the token of the last result
+//
+// Answer to each executed program, a line: `done TOKEN CYCLES CLIPPED ISSUED N_LOGITS`, followed by
+// N_LOGITS int32. CYCLES is the time from the first issue until the next program may begin.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "Vromsim_top.h"
+#include "verilated.h"
+
+#ifdef ROMSIM_TRACE
+#include "romsim_trace.h"
+#endif
+#if VM_TRACE_FST
+#include "verilated_fst_c.h"
+#endif
+
+namespace {
+
+struct Chip {
+  VerilatedContext context;
+  std::unique_ptr<Vromsim_top> top;
+  std::uint64_t cycle = 0;
+  std::uint64_t limit = 0;
+  std::vector<std::int32_t> logits;
+  std::size_t n_logits = 0;
+#ifdef ROMSIM_TRACE
+  Trace trace;
+#endif
+#if VM_TRACE_FST
+  std::unique_ptr<VerilatedFstC> waves;
+  std::uint64_t first_wave = 0, last_wave = 0;
+#endif
+
+  void step() {
+#ifdef ROMSIM_TRACE
+    top->eval();
+    trace.cycle(cycle, *top);
+#endif
+    top->clk = 1;
+    top->eval();
+    dump(0);
+    top->clk = 0;
+    top->eval();
+    dump(1);
+    ++cycle;
+    if (top->logit_valid) take_logits();
+  }
+
+  void dump(int half) {
+#if VM_TRACE_FST
+    if (waves && cycle >= first_wave && cycle < last_wave) waves->dump(2 * cycle + half);
+#endif
+    (void)half;
+  }
+
+  void take_logits() {
+    const std::size_t row = top->logit_row;
+    const auto* mask = reinterpret_cast<const std::uint32_t*>(&top->logit_mask);
+    const auto* data = reinterpret_cast<const std::uint32_t*>(&top->logit_data);
+    for (std::size_t lane = 0; lane < 8 * sizeof(top->logit_data) / 32; ++lane) {
+      if (!(mask[lane / 32] >> (lane % 32) & 1)) continue;
+      if (row + lane >= logits.size()) logits.resize(2 * (row + lane + 1));
+      logits[row + lane] = static_cast<std::int32_t>(data[lane]);
+      if (row + lane >= n_logits) n_logits = row + lane + 1;
+    }
+  }
+};
+
+[[noreturn]] void fail(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  std::exit(3);
+}
+
+void set_token(Chip& chip, unsigned index, std::uint32_t token) {
+  auto* words = reinterpret_cast<std::uint32_t*>(&chip.top->cmd_tokens);
+  for (unsigned bit = 0; bit < 20; ++bit) {
+    const unsigned at = 20 * index + bit;
+    const std::uint32_t value = (token >> bit & 1) << (at % 32);
+    words[at / 32] = (words[at / 32] & ~(1u << (at % 32))) | value;
+  }
+}
+
+std::uint32_t execute(Chip& chip, unsigned program, bool reset,
+                      const std::vector<std::uint32_t>& tokens) {
+  Vromsim_top& top = *chip.top;
+  if (tokens.size() * 20 > 8 * sizeof(top.cmd_tokens)) fail("Program must have fewer tokens");
+  chip.n_logits = 0;
+  const std::uint64_t begun = chip.cycle, cycles = top.count_cycles;
+  const std::uint64_t clipped = top.count_clipped, issued = top.count_issued;
+  if (!top.cmd_ready) fail("Chip must be ready for a command");
+  top.cmd_valid = 1;
+  top.cmd_program = program;
+  top.cmd_reset = reset;
+  for (unsigned index = 0; index < tokens.size(); ++index) set_token(chip, index, tokens[index]);
+#ifdef ROMSIM_TRACE
+  chip.trace.begin_program(chip.cycle);
+#endif
+  chip.step();
+  top.cmd_valid = 0;
+  while (!top.done_valid) {
+    chip.step();
+    if (chip.cycle - begun > chip.limit) {
+      fail("Program must end within " + std::to_string(chip.limit) + " cycles, but the chip hangs");
+    }
+  }
+  const std::uint32_t token = top.done_token;
+  top.done_ready = 1;
+  chip.step();
+  top.done_ready = 0;
+  // two more cycles of hand-over: the result is taken, the next command is taken
+  std::printf("done %u %llu %llu %llu %zu\n", token,
+              static_cast<unsigned long long>(top.count_cycles - cycles + 2),
+              static_cast<unsigned long long>(top.count_clipped - clipped),
+              static_cast<unsigned long long>(top.count_issued - issued), chip.n_logits);
+  std::fwrite(chip.logits.data(), sizeof(std::int32_t), chip.n_logits, stdout);
+  std::fflush(stdout);
+  return token;
+}
+
+const char* option(int argc, char** argv, const char* name) {
+  for (int index = 1; index + 1 < argc; ++index) {
+    if (!std::strcmp(argv[index], name)) return argv[index + 1];
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Chip chip;
+  chip.context.commandArgs(argc, argv);
+  const char* seed = option(argc, argv, "--sram-seed");  // random memories; 0 without
+  chip.context.randReset(seed ? 2 : 0);
+  if (seed) chip.context.randSeed(std::atoi(seed));
+  const char* limit = option(argc, argv, "--limit");
+  chip.limit = limit ? std::strtoull(limit, nullptr, 10) : 1ull << 40;
+#if VM_TRACE_FST
+  if (const char* file = option(argc, argv, "--waves")) {
+    chip.context.traceEverOn(true);
+    chip.waves = std::make_unique<VerilatedFstC>();
+    const char* first = option(argc, argv, "--from");
+    const char* last = option(argc, argv, "--to");
+    chip.first_wave = first ? std::strtoull(first, nullptr, 10) : 0;
+    chip.last_wave = last ? std::strtoull(last, nullptr, 10) : ~0ull;
+    chip.top = std::make_unique<Vromsim_top>(&chip.context);
+    chip.top->trace(chip.waves.get(), 99);
+    chip.waves->open(file);
+  }
+#endif
+#ifdef ROMSIM_TRACE
+  if (const char* file = option(argc, argv, "--trace")) chip.trace.open(file);
+#endif
+  if (!chip.top) chip.top = std::make_unique<Vromsim_top>(&chip.context);
+  Vromsim_top& top = *chip.top;
+  top.clk = 0;
+  top.rst = 1;
+  top.cmd_valid = top.done_ready = 0;
+  top.eval();
+  for (int count = 0; count < 3; ++count) chip.step();
+  top.rst = 0;
+  top.eval();
+  std::printf("ready\n");
+  std::fflush(stdout);
+
+  std::uint32_t token = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream parts(line);
+    std::string word;
+    parts >> word;
+    std::vector<std::uint32_t> numbers;
+    for (std::uint32_t number; parts >> number;) numbers.push_back(number);
+    if (word == "run" && numbers.size() >= 3) {
+      const std::vector<std::uint32_t> tokens(numbers.begin() + 2, numbers.end());
+      token = execute(chip, numbers[0], numbers[1] != 0, tokens);
+    } else if (word == "greedy" && numbers.size() == 1) {
+      for (std::uint32_t count = 0; count < numbers[0]; ++count) {
+        token = execute(chip, 0, false, {token});
+      }
+    } else {
+      fail("Command must be run or greedy with its numbers, not " + word);
+    }
+  }
+#if VM_TRACE_FST
+  if (chip.waves) chip.waves->close();
+#endif
+  top.final();
+  return 0;
+}

@@ -1,0 +1,251 @@
+"""Running the Verilated chip from Python, a program at a time."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from romsim_compiler.description import Description
+from romsim_models.errors import CapacityError, SpecError
+from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chip
+from romsim_rtl.rom_files import PROGRAMS
+from romsim_rtl.toolchain import ToolError
+
+__all__ = ["ProgramResult", "RtlRun"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProgramResult:
+    """An executed program.
+
+    Parameters
+    ----------
+    token
+        The lowest token among those with the largest logit; of the last program with a head.
+    cycles
+        From the first issue until the next program may begin.
+    clipped
+        Values clipped to 32 bits.
+    issued
+        Instructions.
+    logits
+        int32 [vocab_size], or [0] where the program has no head.
+    """
+
+    token: int
+    cycles: int
+    clipped: int
+    issued: int
+    logits: NDArray[np.int32]
+
+
+class RtlRun:
+    """A chip in simulation, from reset; a context manager.
+
+    Parameters
+    ----------
+    description
+        The compiled chip.
+    options
+        How it is compiled.
+    trace
+        File for every SRAM write and issue; needs ``options.trace``.
+    waves
+        File for a waveform, with the first cycle and the one after the last; needs
+        ``options.waves``.
+    sram_seed
+        Fill the memories with random contents of this seed; 0 without.
+    limit
+        Cycles after which a program is taken to hang.
+    progress
+        Called while the chip is built.
+
+    Raises
+    ------
+    SpecError
+        If the description has no images, the RTL has no hardware for it, or a file is asked for
+        that the build cannot write.
+    ToolError
+        If the build fails or the simulation ends before its time.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        options: BuildOptions | None = None,
+        trace: Path | None = None,
+        waves: tuple[Path, int, int] | None = None,
+        sram_seed: int | None = None,
+        limit: int = 1 << 40,
+        progress: Progress | None = None,
+    ) -> None:
+        options = options or BuildOptions()
+        for name, wanted, can in (
+            ("trace", trace, options.trace),
+            ("waves", waves, options.waves),
+        ):
+            if wanted is not None and not can:
+                raise SpecError(
+                    f"{name} must be asked of a build that has it, not of one with {name}=False; "
+                    f"set BuildOptions({name}=True)"
+                )
+        self.description = description
+        self.build: ChipBuild = build_chip(description, options, progress=progress)
+        arguments = [f"+romdir={self.build.images}", "+rombin", "--limit", str(limit)]
+        if trace is not None:
+            arguments += ["--trace", str(trace)]
+        if waves is not None:
+            file, first, last = waves
+            arguments += ["--waves", str(file), "--from", str(first), "--to", str(last)]
+        if sram_seed is not None:
+            arguments += ["--sram-seed", str(sram_seed)]
+        self.position = 0
+        """Tokens that the sequence has."""
+        self._process = subprocess.Popen(
+            [str(self.build.executable), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        if self._line() != ["ready"]:
+            raise self._died()
+
+    def __enter__(self) -> RtlRun:
+        """Give the run itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the simulation."""
+        self.close()
+
+    def run(self, program: str, tokens: Sequence[int], *, begin: bool = False) -> ProgramResult:
+        """Execute a program.
+
+        Parameters
+        ----------
+        program
+            One of `romsim_rtl.rom_files.PROGRAMS`.
+        tokens
+            As many as it takes.
+        begin
+            Begin a sequence at position 0.
+
+        Raises
+        ------
+        SpecError
+            If there is no such program, or a token does not exist.
+        CapacityError
+            If the KV cache has no room for the tokens.
+        ToolError
+            If the simulation ends.
+        """
+        if program not in PROGRAMS:
+            raise SpecError(f"Program must be one of {', '.join(PROGRAMS)}, not {program!r}")
+        wanted = self.description.target.schedule.n_inflight if "_n" in program else 1
+        if len(tokens) != wanted:
+            raise SpecError(f"Program {program!r} must be given {wanted} tokens, not {len(tokens)}")
+        vocab = self.description.spec.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab:
+                raise SpecError(f"Token must be 0 to {vocab - 1}, not {token!r}")
+        position = 0 if begin else self.position
+        context = self.description.context
+        if position + len(tokens) > context:
+            raise CapacityError(
+                f"Sequence must fit the KV cache of {context} tokens, not {len(tokens)} more than "
+                f"the {position} that are in it; begin a new one or compile with a larger context"
+            )
+        words = [PROGRAMS.index(program), int(begin), *tokens]
+        self._send("run " + " ".join(map(str, words)))
+        result = self._result()
+        self.position = position + len(tokens)
+        return result
+
+    def prefill(self, tokens: Sequence[int], *, begin: bool = False) -> list[ProgramResult]:
+        """Execute a prompt: chunks of ``n_inflight`` interleaved tokens, then single ones.
+
+        The last program has the head.
+
+        Raises
+        ------
+        SpecError
+            If there is no token.
+        """
+        if not tokens:
+            raise SpecError("Prompt must have at least 1 token, not 0")
+        size = self.description.target.schedule.n_inflight
+        results = []
+        first = 0
+        while first < len(tokens):
+            n = size if len(tokens) - first >= size else 1
+            is_last = first + n == len(tokens)
+            if n == 1:
+                program = "decode" if is_last else "prefill_1"
+            else:
+                program = "prefill_n_head" if is_last else "prefill_n"
+            part = tokens[first : first + n]
+            results.append(self.run(program, part, begin=begin and first == 0))
+            first += n
+        return results
+
+    def step(self, token: int) -> ProgramResult:
+        """Execute ``decode`` for one token."""
+        return self.run("decode", [token])
+
+    def close(self) -> None:
+        """End the simulation; every file that it writes is complete."""
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None and not stream.closed:
+                if stream is self._process.stdout:
+                    stream.read()
+                stream.close()
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def _line(self) -> list[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().decode().split()
+
+    def _result(self) -> ProgramResult:
+        assert self._process.stdout is not None
+        parts = self._line()
+        if len(parts) != 6 or parts[0] != "done":
+            raise self._died()
+        token, cycles, clipped, issued, n_logits = map(int, parts[1:])
+        raw = self._process.stdout.read(4 * n_logits)
+        return ProgramResult(
+            token=token,
+            cycles=cycles,
+            clipped=clipped,
+            issued=issued,
+            logits=np.frombuffer(raw, dtype="<i4"),
+        )
+
+    def _died(self) -> ToolError:
+        assert self._process.stderr is not None
+        self._process.kill()
+        said = self._process.stderr.read().decode(errors="replace").strip()
+        status = self._process.wait()
+        return ToolError(
+            f"Simulation of {self.description.name!r} must go on until it is closed, "
+            f"not end with status {status}; it said {said[-300:]!r}"
+        )

@@ -1,0 +1,206 @@
+"""The simulation of a description's chip: emitted, Verilated and compiled once for each content."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from romsim_compiler.description import Description
+from romsim_models.errors import SpecError
+from romsim_rtl.emit import TOP_MODULE, verilog_texts
+from romsim_rtl.rom_files import write_images
+from romsim_rtl.toolchain import make_safe_folder
+from romsim_rtl.top import Top
+from romsim_rtl.verilated import verilate
+
+__all__ = ["BuildOptions", "ChipBuild", "build_chip"]
+
+Progress = Callable[[str, float], None]
+"""Called with a stage and the finished fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How a chip is compiled; nothing here changes a value or a cycle.
+
+    Parameters
+    ----------
+    opt
+        Optimisation of g++: "-O0" builds small chips fast, "-O3" runs large ones fast.
+    threads
+        Threads of the model.
+    trace
+        Whether the simulation can write every SRAM write and issue to a file.
+    waves
+        Whether it can write an FST waveform.
+    """
+
+    opt: str = "-O3"
+    threads: int = 1
+    trace: bool = False
+    waves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipBuild:
+    """A simulation that can be run.
+
+    Parameters
+    ----------
+    executable
+        The program.
+    images
+        Folder of the ROM images, for ``+romdir=``.
+    is_cached
+        Whether the program was there already.
+    """
+
+    executable: Path
+    images: Path
+    is_cached: bool
+
+
+def build_chip(
+    description: Description,
+    options: BuildOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> ChipBuild:
+    """Build the simulation of a chip, or take the one of the same content.
+
+    The Verilog depends on shapes alone, so models of one shape share a build.
+
+    Raises
+    ------
+    SpecError
+        If the description has no images, or the RTL has no hardware for it.
+    ToolError
+        If a tool is missing or the build fails.
+    """
+    if not description.has_images:
+        raise SpecError(
+            f"{description.path} must have ROM images to be simulated as RTL, but it was compiled "
+            f"from a shape without weights; compile a model with weights"
+        )
+    options = options or BuildOptions()
+    say = progress or (lambda stage, fraction: None)
+    cache = make_safe_folder()
+    say("writing Verilog", 0.0)
+    verilog = _cached(cache, f"chip-{_shape_key(description)}", _VerilogWriter(description))
+    say("writing ROM images", 0.1)
+    images = _cached(cache, f"images-{_image_key(description)}", _ImageWriter(description))
+    say("compiling", 0.2)
+    defines = ["+define+ROMSIM_TRACE"] if options.trace else []
+    flags = ["-DROMSIM_TRACE"] if options.trace else []
+    with as_file(files("romsim_rtl").joinpath("cpp")) as cpp:
+        built = verilate(
+            [verilog / name for name in (verilog / "filelist.f").read_text().split()],
+            TOP_MODULE,
+            cpp=sorted(cpp.glob("*.cpp")),
+            headers=sorted(cpp.glob("*.h")),
+            threads=options.threads,
+            opt=options.opt,
+            args=[*(["--trace-fst"] if options.waves else []), *defines, "-Wno-fatal"],
+            cflags=flags,
+            # FST is written with zlib
+            ldflags=["-lz"] if options.waves else [],
+        )
+    say("compiling", 1.0)
+    return ChipBuild(executable=built.executable, images=images, is_cached=built.is_cached)
+
+
+class _VerilogWriter:
+    def __init__(self, description: Description) -> None:
+        self.description = description
+
+    def __call__(self, folder: Path) -> None:
+        texts = verilog_texts(Top(description=self.description))
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        (folder / "filelist.f").write_text("".join(f"{name}\n" for name in texts))
+
+
+class _ImageWriter:
+    def __init__(self, description: Description) -> None:
+        self.description = description
+
+    def __call__(self, folder: Path) -> None:
+        write_images(self.description, folder, image_format="bin")
+
+
+def _code_digest() -> bytes:
+    """Digest of this package: other code may emit other Verilog."""
+    digest = hashlib.sha256()
+    root = files("romsim_rtl")
+    for entry in sorted(root.iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".py"):
+            digest.update(entry.name.encode() + entry.read_bytes())
+    for entry in sorted(root.joinpath("verilog").iterdir(), key=lambda e: e.name):
+        digest.update(entry.name.encode() + entry.read_bytes())
+    return digest.digest()
+
+
+def _shape_key(description: Description) -> str:
+    """Name all that the Verilog is made from."""
+    placement = description.placement
+    facts = {
+        "target": description.target.to_json(),
+        "spec": json.loads(description.spec.to_json()),
+        "numerics": asdict(description.numerics),
+        "context": description.context,
+        "accuracy": description.manifest["accuracy"]["groups_with_rounded_terms"],
+        "groups": [
+            {k: v for k, v in group.items() if k not in ("grid", "multiplier", "pre_shift")}
+            for group in placement["groups"]
+        ],
+        "increments": placement["phase_increments"],
+        "query_scale": placement["query_scale"],
+        "n_gains": [gain["length"] for gain in placement["gains"].values()],
+    }
+    digest = hashlib.sha256(_code_digest())
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    digest.update((description.path / "tables.json").read_bytes())
+    digest.update((description.path / "program.json").read_bytes())
+    return digest.hexdigest()
+
+
+def _image_key(description: Description) -> str:
+    digest = hashlib.sha256(_code_digest())
+    digest.update(json.dumps(description.target.to_json(), sort_keys=True).encode())
+    for name in ("rom.bin", "gains.bin", "placement.json", "program.json"):
+        digest.update(description.manifest["files"][name]["sha256"].encode())
+    return digest.hexdigest()
+
+
+def _cached(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Give the folder of that name, written whole by whoever needs it first."""
+    final = cache / name
+    with _locked(cache / f"{name}.lock"):
+        if not final.is_dir():
+            for stale in cache.glob(f"{name}.partial-*"):
+                shutil.rmtree(stale, ignore_errors=True)  # of a writer that was killed
+            partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=cache))
+            try:
+                write(partial)
+                partial.chmod(0o755)
+                partial.rename(final)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)  # gone already if it was renamed
+    os.utime(final)
+    return final
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

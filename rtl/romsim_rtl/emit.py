@@ -1,0 +1,156 @@
+"""The chip's Verilog, ROM images, file list and port table, as ``romsim rtl`` writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from romsim_compiler.description import Description
+from romsim_compiler.store import replace_folder
+from romsim_models.errors import SpecError
+from romsim_rtl.gated_verilog import write_verilog
+from romsim_rtl.lside import TILE_MODULE
+from romsim_rtl.ltile import TILE_PARAMETER
+from romsim_rtl.memory import VerilogPlatform
+from romsim_rtl.port_table import port_table
+from romsim_rtl.rom_files import write_images
+from romsim_rtl.toolchain import ToolError
+from romsim_rtl.top import Top
+
+__all__ = ["MACROS", "ROM_FOLDER", "TOP_MODULE", "Emission", "emit_rtl", "verilog_texts"]
+
+TOP_MODULE = "romsim_top"
+"""Name of the chip's Verilog module."""
+
+ROM_FOLDER = "rom"
+"""Folder of the images, for ``+romdir=``."""
+
+MACROS = ("romsim_constant.v", "romsim_rom.v", "romsim_sram.v")
+"""Hand-written behavioural models, which a foundry's macros replace."""
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What was written.
+
+    Parameters
+    ----------
+    folder
+        Where.
+    verilog
+        Names of the Verilog files, in the order of the file list.
+    images
+        Names of the ROM images, in ``rom/``.
+    n_verilog_bytes
+        Size of all Verilog: of the model's weights it does not depend on one.
+    """
+
+    folder: Path
+    verilog: tuple[str, ...]
+    images: tuple[str, ...]
+    n_verilog_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON-ready values."""
+        return {
+            "folder": str(self.folder),
+            "verilog": list(self.verilog),
+            "n_images": len(self.images),
+            "n_verilog_bytes": self.n_verilog_bytes,
+        }
+
+
+def verilog_texts(top: Top) -> dict[str, str]:
+    """Return the chip's Verilog by file name, one module a file, macros first.
+
+    Raises
+    ------
+    ToolError
+        If yosys fails, or a tile's ROMs do not take its number.
+    """
+    texts = {name: _macro(name) for name in MACROS}
+    platform = VerilogPlatform()
+    pending: dict[str, Any] = {TOP_MODULE: top}
+    while pending:
+        for name, component in sorted(pending.items()):
+            unread = component.unread_bits() if hasattr(component, "unread_bits") else {}
+            text = write_verilog(component, name, platform, unread=unread)
+            if name == TILE_MODULE:
+                text = _with_parameter(text, name)
+            texts[f"{name}.v"] = text
+        pending = {n: c for n, c in platform.shared.items() if f"{n}.v" not in texts}
+    return texts
+
+
+def _macro(name: str) -> str:
+    return files("romsim_rtl").joinpath("verilog", name).read_text(encoding="utf-8")
+
+
+def _with_parameter(text: str, module: str) -> str:
+    """Make the tile's number a parameter: Amaranth's modules have none."""
+    head, place = f"module {module}(", f'"{TILE_PARAMETER}"'
+    if text.count(head) != 1 or place not in text:
+        raise ToolError(
+            f"Verilog of {module!r} must have one module with ROMs that take its number, "
+            f"not {text.count(head)} modules and {text.count(place)} ROMs"
+        )
+    parameter = f"module {module} #(parameter integer TILE = 0) ("
+    return text.replace(head, parameter).replace(place, "TILE")
+
+
+def emit_rtl(
+    description: Description, folder: str | Path, *, image_format: str = "hex"
+) -> Emission:
+    """Write a chip: ``*.v``, ``filelist.f``, ``ports.json``, ``rom/*`` and a manifest.
+
+    Everything appears at once or not at all; the same description gives the same bytes.
+
+    Parameters
+    ----------
+    folder
+        A new folder, or one that was written so before.
+    image_format
+        ``hex`` for ``$readmemh``, or ``bin`` for a simulation run with ``+rombin``.
+
+    Raises
+    ------
+    SpecError
+        If the description has no images, or the RTL has no hardware for it.
+    DescriptionError
+        If the folder cannot be written or holds something else.
+    ToolError
+        If yosys fails.
+    """
+    if not description.has_images:
+        raise SpecError(
+            f"{description.path} must have ROM images to be written as RTL, but it was compiled "
+            f"from a shape without weights; compile a model with weights"
+        )
+    top = Top(description=description)
+    texts = verilog_texts(top)
+    with replace_folder(Path(folder)) as out:
+        for name, text in texts.items():
+            out.text(name, text)
+        out.text("filelist.f", "".join(f"{name}\n" for name in texts))
+        out.json("ports.json", {"top": TOP_MODULE, "ports": port_table(top)})
+        (out.path / ROM_FOLDER).mkdir()
+        images = write_images(description, out.path / ROM_FOLDER, image_format=image_format)
+        out.seal(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "rtl",
+                "name": description.name,
+                "target": description.target.name,
+                "top": TOP_MODULE,
+            }
+        )
+    return Emission(
+        folder=Path(folder),
+        verilog=tuple(texts),
+        images=tuple(images),
+        n_verilog_bytes=sum(len(text.encode()) for text in texts.values()),
+    )

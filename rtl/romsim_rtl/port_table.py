@@ -1,0 +1,56 @@
+"""The ports of the chip as data: name, direction, width and meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.lib import wiring
+
+from romsim_rtl.top import Top
+
+__all__ = ["port_table"]
+
+_MEANING = {
+    "clk": "clock, rising edge",
+    "rst": "synchronous reset of control; memories keep what they hold",
+    "cmd_valid": "there is a command",
+    "cmd_ready": "a command is taken in this cycle, if there is one",
+    "cmd_program": "0 decode, 1 one prompt token, 2 n_inflight prompt tokens, 3 the same with head",
+    "cmd_tokens": "token of each in-flight index, 20 bits each, index 0 lowest",
+    "cmd_reset": "begin a sequence at position 0",
+    "done_valid": "the program is over",
+    "done_ready": "the host takes the result",
+    "done_token": "lowest token among those with the largest logit",
+    "logit_valid": "there is a beat of logits",
+    "logit_row": "token of lane 0",
+    "logit_mask": "lanes that count",
+    "logit_data": "logits, 32 bits a lane, two's complement, frac F_L",
+    "event_start": "issue in this cycle, bits 0 V, 1 L, 2 H",
+    "event_busy": "units that are busy, bits 0 V, 1 L, 2 H",
+    "count_clipped": "values clipped to 32 bits since reset",
+    "count_cycles": "cycles in programs since reset",
+    "count_wait": "cycles of waiting for the host since reset",
+    "count_v": "cycles since reset in which the vector unit was busy",
+    "count_l": "cycles since reset in which the L-units were busy",
+    "count_h": "cycles since reset in which the H-units were busy",
+    "count_issued": "instructions issued since reset",
+}
+
+
+def port_table(top: Top) -> list[dict[str, Any]]:
+    """Return the ports, one dict each: ``name``, ``direction``, ``bits``, ``meaning``."""
+    rows: list[dict[str, Any]] = [
+        {"name": name, "direction": "in", "bits": 1, "meaning": _MEANING[name]}
+        for name in ("clk", "rst")
+    ]
+    for path, member, value in top.signature.flatten(top):
+        (name,) = path
+        rows.append(
+            {
+                "name": name,
+                "direction": "in" if member.flow == wiring.In else "out",
+                "bits": len(value),
+                "meaning": _MEANING[name],
+            }
+        )
+    return rows

@@ -1,0 +1,232 @@
+"""The chip: sequencer, vector unit, L side, H side and the host port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from romsim_compiler.description import Description
+from romsim_models.errors import SpecError
+from romsim_rtl.attention_sizes import AttentionSizes
+from romsim_rtl.encoding import first_row
+from romsim_rtl.hside import HSide
+from romsim_rtl.lside import LSide, LSideConfig
+from romsim_rtl.memory import address_bits, replicate
+from romsim_rtl.rom_files import program_words
+from romsim_rtl.sequencer import TOKEN_CYCLES, Sequencer, SequencerConfig
+from romsim_rtl.vector_unit import VectorUnit
+
+__all__ = ["Top"]
+
+_COUNTERS = ("cycles", "wait", "v", "l", "h", "issued")
+
+
+class Top(wiring.Component):
+    """A whole chip for a compiled description (docs/machine.md, section 1).
+
+    Parameters
+    ----------
+    description
+        What the chip is built for; of its images nothing is read.
+
+    Members
+    -------
+    cmd_valid, cmd_ready, cmd_program, cmd_tokens, cmd_reset
+        Host commands; see `romsim_rtl.sequencer.Sequencer`.
+    done_valid, done_ready, done_token : Out(1), In(1), Out(20)
+        A program is over, and the lowest token among those with the largest logit; it stands
+        until the next program with an LM head ends.
+    logit_valid, logit_row, logit_mask, logit_data : Out
+        Logits as they are computed: row of lane 0, lanes that count, 32 bits a lane.
+    event_start, event_busy : Out(3)
+        Issue to, and state of, the units V, L, H (bits 0, 1, 2).
+    count_cycles, count_wait, count_v, count_l, count_h, count_issued : Out(48)
+        Performance counters; see `romsim_rtl.sequencer.Sequencer`.
+    count_clipped : Out(32)
+        Values that were clipped to 32 bits, since reset.
+
+    Raises
+    ------
+    SpecError
+        If the RTL has no hardware for the target or for the model on it.
+    """
+
+    def __init__(self, *, description: Description) -> None:
+        _check(description)
+        self.description = description
+        target, spec = description.target, description.spec
+        self.l_config = LSideConfig.of(description)
+        _check_rows(description, self.l_config)
+        self.h_sizes = AttentionSizes.of(
+            target,
+            spec,
+            context=description.context,
+            linear_frac=description.numerics.linear_frac,
+        )
+        starts, words = program_words(description)
+        n_inflight = target.schedule.n_inflight
+        self.program_words = words
+        self.sequencer_config = SequencerConfig(
+            starts=tuple(starts),
+            n_tokens=(1, 1, n_inflight, n_inflight),
+            n_words=len(words),
+            n_inflight=n_inflight,
+        )
+        lanes = target.vector.n_lanes
+        members: dict[str, Any] = {
+            "cmd_valid": In(1),
+            "cmd_ready": Out(1),
+            "cmd_program": In(address_bits(len(starts))),
+            "cmd_tokens": In(20 * n_inflight),
+            "cmd_reset": In(1),
+            "done_valid": Out(1),
+            "done_ready": In(1),
+            "done_token": Out(20),
+            "logit_valid": Out(1),
+            "logit_row": Out(20),
+            "logit_mask": Out(lanes),
+            "logit_data": Out(32 * lanes),
+            "event_start": Out(3),
+            "event_busy": Out(3),
+            "count_clipped": Out(32),
+        }
+        members |= {f"count_{name}": Out(48) for name in _COUNTERS}
+        super().__init__(members)
+
+    def elaborate(self, platform: Any) -> Module:
+        """Wire the units, each a module of its own."""
+        m = Module()
+        (sequencer,) = replicate(
+            m,
+            platform,
+            "sequencer",
+            "romsim_sequencer",
+            lambda: Sequencer(config=self.sequencer_config, words=self.program_words),
+            1,
+        )
+        (v,) = replicate(m, platform, "vector", "romsim_vector", self._vector, 1)
+        (l_side,) = replicate(
+            m, platform, "lside", "romsim_lside", lambda: LSide(config=self.l_config), 1
+        )
+        (h,) = replicate(m, platform, "hside", "romsim_hside", self._h_side, 1)
+        units = {"v": v, "l": l_side, "h": h}
+        for name, unit in units.items():
+            m.d.comb += [
+                unit.start.eq(getattr(sequencer, f"start_{name}")),
+                unit.instr.eq(sequencer.instr),
+                getattr(sequencer, f"busy_{name}").eq(unit.busy),
+            ]
+        m.d.comb += [
+            v.pos.eq(sequencer.pos),
+            h.pos.eq(sequencer.pos),
+            l_side.embed.eq(sequencer.start_embed),
+            l_side.row.eq(sequencer.token),
+        ]
+        self._buses(m, v, l_side, h)
+        self._host(m, sequencer, v, l_side, h)
+        return m
+
+    def _vector(self) -> VectorUnit:
+        description = self.description
+        lanes = description.target.vector.n_lanes
+        gains = [gain.values.size for gain in description.gains.values()]
+        return VectorUnit(
+            target=description.target,
+            spec=description.spec,
+            numerics=description.numerics,
+            tables={name: [int(v) for v in values] for name, values in description.tables.items()},
+            phase_increments=[int(v) for v in description.phase_increments],
+            query_scale=description.query_scale,
+            n_gain_words=sum(-(-size // lanes) for size in gains),
+        )
+
+    def _h_side(self) -> HSide:
+        spec = self.description.spec
+        longest = max(spec.q_dim + 2 * spec.kv_dim, 2 * spec.hidden_dim, spec.dim)
+        return HSide(sizes=self.h_sizes, n_rows=longest)
+
+    def _buses(self, m: Module, v: Any, l_side: Any, h: Any) -> None:
+        """Broadcast, collected rows, the embedding's row, and what V reads of H."""
+        groups = self.l_config.tile.x.n_groups
+        for unit in (l_side, h):
+            names = set(unit.signature.members) if hasattr(unit, "signature") else set()
+            for name in ("kind", "token", "layer", "pos", "block", "mask"):
+                if f"bc_{name}" in names:
+                    m.d.comb += getattr(unit, f"bc_{name}").eq(getattr(v, f"bc_{name}"))
+            for name in ("codes", "shift", "sum"):
+                if f"bc_{name}" in names:
+                    m.d.comb += [
+                        getattr(unit, f"bc_{name}")[group].eq(getattr(v, f"bc_{name}")[group])
+                        for group in range(groups)
+                    ]
+        for name in ("ly_valid", "ly_token", "ly_row", "ly_mask", "ly_head"):
+            m.d.comb += getattr(v, name).eq(getattr(l_side, name))
+        for name in ("em_valid", "em_word", "em_plane", "em_data"):
+            m.d.comb += getattr(v, name).eq(getattr(l_side, name))
+        for name in ("o_en", "o_addr", "l_en", "l_addr", "d_en", "d_addr", "rd_token"):
+            m.d.comb += getattr(h, name).eq(getattr(v, name))
+        m.d.comb += [v.l_data.eq(h.l_data), v.d_valid.eq(h.d_valid)]
+        for lane in range(self.l_config.n_lanes):
+            m.d.comb += [
+                v.ly_data[lane].eq(l_side.ly_data[lane]),
+                v.o_data[lane].eq(h.o_data[lane]),
+                v.d_data[lane].eq(h.d_data[lane]),
+            ]
+
+    def _host(self, m: Module, sequencer: Any, v: Any, l_side: Any, h: Any) -> None:
+        for name in ("cmd_valid", "cmd_program", "cmd_tokens", "cmd_reset", "done_ready"):
+            m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
+        for name in ("cmd_ready", "done_valid", *(f"count_{name}" for name in _COUNTERS)):
+            m.d.comb += getattr(self, name).eq(getattr(sequencer, name))
+        m.d.comb += [
+            self.done_token.eq(v.best_row),
+            self.logit_valid.eq(v.lg_valid),
+            self.logit_row.eq(v.lg_row),
+            self.logit_mask.eq(v.lg_mask),
+            self.logit_data.eq(Cat(v.lg_data[lane] for lane in range(self.l_config.n_lanes))),
+            self.event_start.eq(Cat(getattr(sequencer, f"start_{name}") for name in "vlh")),
+            self.event_busy.eq(Cat(unit.busy for unit in (v, l_side, h))),
+            self.count_clipped.eq((v.sat_count + l_side.sat_count + h.sat_count)[:32]),
+        ]
+
+
+def _check(description: Description) -> None:
+    """Refuse what no unit has hardware for."""
+    target = description.target
+    if not target.executable:
+        raise SpecError(
+            f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
+            f"for area and timing only; compile for an executable target"
+        )
+    if target.latency.token != TOKEN_CYCLES:
+        raise SpecError(
+            f"latency.token of target {target.name!r} must be {TOKEN_CYCLES}, the RTL's, "
+            f"not {target.latency.token!r}; leave it out of the target"
+        )
+    for name in ("n_slots", "n_batch"):
+        if getattr(target.schedule, name) != 1:
+            raise SpecError(
+                f"schedule.{name} of an RTL target must be 1, "
+                f"not {getattr(target.schedule, name)!r}"
+            )
+    if "head" not in description.groups:
+        raise SpecError(
+            f"Target {target.name!r} must keep the LM head in ROM to be built as RTL; "
+            f'set head = "rom" in its [embedding]'
+        )
+
+
+def _check_rows(description: Description, config: LSideConfig) -> None:
+    """Refuse groups that share a vector and do not meet at a beat."""
+    for group in description.groups.values():
+        at = first_row(group, description.spec)
+        beat = min(config.n_lanes, group.mapping.rows_per_step)
+        if at % beat:
+            raise SpecError(
+                f"First row of group {group.name!r} in its vector must be a multiple of the "
+                f"{beat} rows of a beat to be built as RTL, not {at}; choose fewer vector lanes "
+                f"or one format for the fused matrices"
+            )
