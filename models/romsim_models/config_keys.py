@@ -101,7 +101,8 @@ def build_spec(values: dict[str, Any], *, where: str, keys: Mapping[str, str]) -
     Parameters
     ----------
     values
-        Arguments of `ModelSpec`.
+        Arguments of `ModelSpec`. Of the name, characters that cannot be printed (a new line, an
+        escape sequence, bytes of a folder's name that are no UTF-8) become U+FFFD.
     where
         File, for messages.
     keys
@@ -112,8 +113,9 @@ def build_spec(values: dict[str, Any], *, where: str, keys: Mapping[str, str]) -
     FormatError
         If `ModelSpec` refuses the values.
     """
+    name = "".join(c if c.isprintable() else "\ufffd" for c in str(values["name"]))
     try:
-        return ModelSpec(**values)
+        return ModelSpec(**{**values, "name": name})
     except SpecError as error:
         fields = "|".join(sorted(keys, key=len, reverse=True))
         message = re.sub(rf"\b({fields})\b", lambda match: keys[match[0]], str(error))
@@ -164,6 +166,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise FormatError(
             f"{path}: file must be JSON, not text with an error in line {error.lineno}, "
             f"column {error.colno}: {error.msg}"
+        ) from None
+    except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+        raise FormatError(
+            f"{path}: file must be JSON of sane depth and numbers, not brackets within thousands "
+            "of brackets or a number of thousands of digits; the file is corrupt"
         ) from None
     if not isinstance(values, dict):
         raise FormatError(f"{path}: file must hold a JSON object, not {type(values).__name__!r}")

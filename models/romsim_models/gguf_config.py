@@ -44,9 +44,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
 }
 # Keys that say nothing about the arithmetic, or nothing new.
-_SILENT = frozenset(
-    {"vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
-)
+_SILENT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})
 
 
 def spec_from_gguf(
@@ -114,6 +112,11 @@ def spec_from_gguf(
                 f"not {value!r}; partial or unequal heads cannot be compiled"
             )
     keys.require_neutral(_NEUTRAL, "only the plain LLaMA decoder can be compiled")
+    if keys.peek("vocab_size", vocab_size) != vocab_size:
+        raise FormatError(
+            f"{where}: key 'llama.vocab_size' must be {vocab_size}, as the embedding has rows, "
+            f"not {keys.peek('vocab_size')!r}; the file is corrupt"
+        )
     eos_ids = [
         metadata[key]
         for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")

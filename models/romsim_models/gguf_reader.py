@@ -17,7 +17,11 @@ from romsim_models.gguf_config import spec_from_gguf
 from romsim_models.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from romsim_models.tensors import EMBEDDING, LM_HEAD
 from romsim_models.tokenizer import Tokenizer
-from romsim_models.tokenizer_gguf import chat_template_of_gguf, tokenizer_from_gguf
+from romsim_models.tokenizer_gguf import (
+    chat_template_of_gguf,
+    tokenizer_from_gguf,
+    unsupported_tokenizer,
+)
 
 __all__ = ["open_gguf"]
 
@@ -72,6 +76,10 @@ def open_gguf(path: Path) -> Checkpoint:
         )
 
     has_tokenizer = "tokenizer.ggml.model" in header.metadata
+    reason = unsupported_tokenizer(header.metadata) if has_tokenizer else None
+    if reason is not None:
+        has_tokenizer = False
+        notes += (f"{path.name}: no tokenizer, prompts are token numbers: {reason}",)
     return Checkpoint(
         spec=spec,
         kind="gguf",

@@ -82,6 +82,10 @@ def spec_from_huggingface(directory: Path) -> tuple[ModelSpec, tuple[str, ...]]:
             "give the model in bf16, f16 or f32, or as GGUF"
         )
     keys.require_neutral(_NEUTRAL, "only models without biases can be compiled")
+    # transformers reads it at the top level too, and turns part of a head only.
+    keys.require_neutral(
+        {"partial_rotary_factor": (1.0,)}, "partial rotary positions cannot be compiled"
+    )
     default_activation = "silu" if arch == "llama" else "relu2"
     activation = keys.optional("hidden_act", default_activation, "the architecture's default")
     dim = keys.required("hidden_size")

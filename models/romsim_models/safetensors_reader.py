@@ -66,7 +66,15 @@ def open_huggingface(directory: Path) -> Checkpoint:
     located, more_notes = _locate(directory)
     notes += more_notes
     notes += _drop_rotary_buffers(located, spec)
-    tensors = {canonical_name(name) or name: (file, name) for name, file in located.items()}
+    tensors: dict[str, tuple[SafetensorsFile, str]] = {}
+    for name, file in located.items():
+        if huggingface_name(name) != name:  # it would stand for the tensor of another name
+            raise FormatError(
+                f"{file.path}: tensor {name!r} must have transformers' name "
+                f"{huggingface_name(name)!r}, not that of a GGUF file; save the model with "
+                "save_pretrained"
+            )
+        tensors[canonical_name(name) or name] = (file, name)
     store = _HfStore(directory, spec, tensors)
     if spec.tie_embeddings and LM_HEAD in tensors and EMBEDDING in tensors:
         store.require_tied_head_equal()

@@ -60,7 +60,20 @@ class Tokenizer:
             Any text; special tokens written in it become those tokens.
         add_special
             Whether to put in front what the model's authors put in front (a BOS token, for some).
+
+        Raises
+        ------
+        SpecError
+            If the text is no Unicode: a command line hands on bytes that are no UTF-8 as halves of
+            surrogate pairs.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise SpecError(
+                f"text must be Unicode, not hold {text[error.start : error.end]!r} at character "
+                f"{error.start}; check the terminal's encoding, it should be UTF-8"
+            ) from None
         return list(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

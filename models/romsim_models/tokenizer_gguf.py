@@ -15,7 +15,12 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from romsim_models.errors import FormatError
 from romsim_models.tokenizer import Tokenizer
 
-__all__ = ["byte_level_bpe", "chat_template_of_gguf", "tokenizer_from_gguf"]
+__all__ = [
+    "byte_level_bpe",
+    "chat_template_of_gguf",
+    "tokenizer_from_gguf",
+    "unsupported_tokenizer",
+]
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types that are matched as they stand, before BPE
 
@@ -77,18 +82,10 @@ def tokenizer_from_gguf(
         If the tokenizer is of another kind than byte-level BPE, its pre-tokenizer is unknown, a
         list is missing, or it has more tokens than the embedding has rows.
     """
-    model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise FormatError(
-            f"{where}: tokenizer.ggml.model must be 'gpt2' (byte-level BPE), not {model!r}; "
-            "give the prompt as token numbers"
-        )
-    pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-        raise FormatError(
-            f"{where}: tokenizer.ggml.pre must be one of {', '.join(_PRE_TOKENIZERS)}, "
-            f"not {pre!r}; give the prompt as token numbers"
-        )
+    reason = unsupported_tokenizer(metadata)
+    if reason is not None:
+        raise FormatError(f"{where}: {reason}; give the prompt as token numbers")
+    pre: str = metadata["tokenizer.ggml.pre"]
     for key, kind in (("tokens", str), ("merges", str), ("token_type", int)):
         values = metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
@@ -104,6 +101,13 @@ def tokenizer_from_gguf(
             f"tokens, as the embedding has rows, not {len(tokens)!r} tokens and {len(types)!r} "
             "types"
         )
+    seen: dict[str, int] = {}
+    for index, text in enumerate(tokens):
+        if seen.setdefault(text, index) != index:
+            raise FormatError(
+                f"{where}: each of tokenizer.ggml.tokens must be another text, not {text!r} for "
+                f"both {seen[text]} and {index}; the file is corrupt"
+            )
     split, ignore_merges, adds_bos = _PRE_TOKENIZERS[pre]
     by_type = list(zip(tokens, types, strict=True))
     merges = [_merge(text, where) for text in metadata["tokenizer.ggml.merges"]]
@@ -134,6 +138,20 @@ def tokenizer_from_gguf(
         eos_ids=eos_ids,
         chat_template=chat_template_of_gguf(metadata),
     )
+
+
+def unsupported_tokenizer(metadata: Mapping[str, Any]) -> str | None:
+    """Say why a GGUF file's tokenizer is of a kind that cannot be built; ``None`` if it can.
+
+    A model can be compiled without its tokenizer: prompts are token numbers then.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        return f"tokenizer.ggml.model must be 'gpt2' (byte-level BPE), not {model!r}"
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
+        return f"tokenizer.ggml.pre must be one of {', '.join(_PRE_TOKENIZERS)}, not {pre!r}"
+    return None
 
 
 def chat_template_of_gguf(metadata: Mapping[str, Any]) -> str | None:

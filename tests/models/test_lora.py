@@ -75,7 +75,7 @@ def test_factors_are_kept_beside_their_scaling(directory: Path) -> None:
     tensors = factors()
     assert (adapter.name, adapter.base_name, adapter.max_rank) == ("adapter", "somebody/model", 4)
     assert list(adapter.targets) == ["blk.0.attn_q.weight", "blk.0.attn_v.weight"]
-    assert adapter.notes == ()
+    assert adapter.notes == ("adapter: adapter says that it was trained on 'somebody/model'",)
     value = adapter.targets["blk.0.attn_v.weight"]
     assert (value.rank, value.alpha, value.scaling) == (4, 32.0, 8.0)
     np.testing.assert_array_equal(value.a, tensors[f"{LAYER}self_attn.v_proj.lora_A.weight"])
@@ -142,6 +142,7 @@ def test_unused_keys_and_zero_factors_are_noted(directory: Path) -> None:
     adapter = read_adapter(write(directory, tensors, novel=1), SPEC)
     assert adapter.notes == (
         "adapter_config.json: key 'novel' is not used",
+        f"{directory.name}: adapter says that it was trained on 'somebody/model'",
         f"{directory.name}: every B is zero; the adapter changes nothing",
     )
 
