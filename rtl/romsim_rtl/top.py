@@ -111,7 +111,8 @@ class Top(wiring.Component):
         (l_side,) = replicate(
             m, platform, "lside", "romsim_lside", lambda: LSide(config=self.l_config), 1
         )
-        (h,) = replicate(m, platform, "hside", "romsim_hside", self._h_side, 1)
+        block_bits = len(v.bc_block)
+        (h,) = replicate(m, platform, "hside", "romsim_hside", lambda: self._h_side(block_bits), 1)
         units = {"v": v, "l": l_side, "h": h}
         for name, unit in units.items():
             m.d.comb += [
@@ -143,16 +144,16 @@ class Top(wiring.Component):
             n_gain_words=sum(-(-size // lanes) for size in gains),
         )
 
-    def _h_side(self) -> HSide:
+    def _h_side(self, block_bits: int) -> HSide:
         spec = self.description.spec
         longest = max(spec.q_dim + 2 * spec.kv_dim, 2 * spec.hidden_dim, spec.dim)
-        return HSide(sizes=self.h_sizes, n_rows=longest)
+        return HSide(sizes=self.h_sizes, n_rows=longest, block_bits=block_bits)
 
     def _buses(self, m: Module, v: Any, l_side: Any, h: Any) -> None:
         """Broadcast, collected rows, the embedding's row, and what V reads of H."""
         groups = self.l_config.tile.x.n_groups
         for unit in (l_side, h):
-            names = set(unit.signature.members) if hasattr(unit, "signature") else set()
+            names = set(unit.signature.members)
             for name in ("kind", "token", "layer", "pos", "block", "mask"):
                 if f"bc_{name}" in names:
                     m.d.comb += getattr(unit, f"bc_{name}").eq(getattr(v, f"bc_{name}"))
