@@ -8,6 +8,7 @@ from the placement in the description, and compares what they hold with the file
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,7 @@ def audit_description(
         progress,
     )
     spec = checkpoint.spec
+    _audit_complete(tally, description, checkpoint)
     expected: dict[str, NDArray[np.int64]] = {
         **tables(),
         "phase increments": phase_increments(spec).astype(np.int64),
@@ -146,6 +148,23 @@ def audit_description(
         tally.count("constants", len(table))
     tally.constant("head_dim", "query scale", query_scale(spec.head_dim), description.query_scale)
     return tally.report()
+
+
+def _audit_complete(tally: Tally, description: Description, checkpoint: Checkpoint) -> None:
+    """Compare which tensors are there: of one that is not, no value can differ."""
+    home, tied = description.target.embedding, checkpoint.spec.tie_embeddings
+    off_chip = set()
+    if home.input != "rom" and not (tied and home.head == "rom"):
+        off_chip.add("token_embd.weight")
+    if home.head != "rom":
+        off_chip.add("output.weight")
+    found = Counter(m[0] for g in description.groups.values() for m in g.members)
+    found.update(f"{name}.weight" for name in description.gains)
+    tensors = checkpoint.names()
+    for name in [*tensors, *sorted(set(found) - set(tensors))]:
+        expected = int(name in tensors and name not in off_chip)
+        if found[name] != expected:
+            tally.add(name, "number of places", expected, found[name])
 
 
 def _audit_all(

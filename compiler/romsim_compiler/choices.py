@@ -103,7 +103,8 @@ def choose_formats(
                 f"Group of format {fmt.name!r} must divide the {n_cols} columns of tensor "
                 f"{tensor!r}, not leave {n_cols % fmt.group}; legal groups: {legal}"
             )
-        check_format(fmt, target, tensor)
+        if _in_rom(tensor, spec, target):
+            check_format(fmt, target, tensor)
         choices[tensor] = FormatChoice(
             tensor=tensor, fmt=fmt, shipped=held, requantised=requantised
         )

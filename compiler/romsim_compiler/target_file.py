@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from importlib import resources
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from romsim_compiler.target import Target
+from romsim_compiler.technology_file import list_technologies
 from romsim_models.errors import SpecError
 
 __all__ = ["list_targets", "load_target", "parse_target", "write_target"]
@@ -102,7 +104,7 @@ def load_target(name_or_path: str | Path) -> Target:
         source = resources.files("romsim_compiler") / "targets" / f"{text}.toml"
         return parse_target(source.read_text(encoding="utf-8"), f"{text}.toml")
     path = Path(text)
-    if path.suffix != ".toml":
+    if path.suffix != ".toml" or "\0" in text:
         near = difflib.get_close_matches(text, list_targets(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SpecError(
@@ -113,6 +115,11 @@ def load_target(name_or_path: str | Path) -> Target:
     except OSError as error:
         raise SpecError(
             f"Target file {text} must be readable, not {error.strerror!r}; check the path"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"Target file {text} must be TOML in UTF-8, not bytes with an error at byte "
+            f"{error.start}; check the path"
         ) from None
     return parse_target(content, path.name)
 
@@ -215,6 +222,19 @@ def _check(target: Target, file: str) -> None:
             f"{file}: executable must be false with formats {', '.join(formats)}: only mxint8 has "
             f"exact arithmetic on this chip; set formats to 'mxint8' or executable = false"
         )
+    known = list_technologies()
+    if target.technology not in known:
+        near = difflib.get_close_matches(target.technology, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(
+            f"{file}: technology must be one of {', '.join(known)}, not {target.technology!r}{hint}"
+        )
+    if target.executable and target.embedding.head != "rom":
+        raise SpecError(
+            f"{file}: embedding.head must be 'rom' in an executable target, not "
+            f'{target.embedding.head!r}: logits are the chip\'s output; set head = "rom" or '
+            f"executable = false"
+        )
     if target.executable and target.array.zero_bits:
         raise SpecError(
             f"{file}: array.zero_bits must be 0 in an executable target, not "
@@ -240,6 +260,6 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        # JSON's escapes are TOML's too; TOML wants the delete character escaped besides.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -262,7 +262,7 @@ def as_description(chip: Chip, choices: dict[str, str]) -> Any:
         groups={g.name: g for g in chip.groups},
         rom_words=lambda base, n: chip.words[base : base + n],
         gains=chip.gains,
-        target=SimpleNamespace(array=ARRAY),
+        target=SimpleNamespace(array=ARRAY, embedding=SimpleNamespace(input="rom", head="rom")),
         tables=dict(tables()),
         phase_increments=phase_increments(SPEC),
         query_scale=query_scale(SPEC.head_dim),
