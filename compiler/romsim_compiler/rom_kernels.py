@@ -151,7 +151,8 @@ def unpack_words(
                         elif at + 1 < word_bytes:
                             is_stray |= word[at] != 0
                             is_stray |= word[at + 1] != 0
-                        used = max(used, min(at + 2, word_bytes))
+                        if at + 1 < word_bytes:  # else the byte is no field, but padding
+                            used = at + 2
                 for b in range(used, word_bytes):
                     is_stray |= word[b] != 0
                 n_stray += is_stray

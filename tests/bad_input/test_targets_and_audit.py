@@ -9,14 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import romsim
 from romsim_compiler.choices import choose_formats
+from romsim_compiler.rom_image import pack_group, unpack_fields
 from romsim_compiler.target_file import list_targets, load_target, parse_target, write_target
 from romsim_models.errors import SpecError
 from romsim_models.shapes import SHAPES
 from romsim_models.tensors import expected_shapes
+from tests.compiler.rom_arrays import make_array, make_format, make_mapping, random_tensor
 from tests.tiny_chips import compile_tiny, copied, reseal
 
 SMALL = write_target(load_target("small"))
@@ -123,3 +126,25 @@ def test_gain_that_is_not_there_is_found(chip: Path, tmp_path: Path) -> None:
     assert [str(d) for d in report.differences] == [
         "number of places of 'output_norm.weight' must be 1 as in the model file, not 0"
     ]
+
+
+def test_every_bit_of_a_word_of_an_odd_number_of_bytes_is_read() -> None:
+    """3 bits of zero point round a word of 10 bytes up to 11: the last is padding, not a field."""
+    fmt, array = (
+        make_format("int8g64"),
+        make_array(n_tiles=1, n_cells=1, lane_bits=2, min_bits=0, encoding="ternary", zero_bits=3),
+    )
+    tensor = random_tensor(np.random.default_rng(0), "t", 1, 64, fmt)
+    mapping = make_mapping(1, 64, fmt, array, 1)
+    words = pack_group([tensor], mapping, array)
+    assert words.shape[-1] == 11
+    before = unpack_fields(words, mapping, array, fmt, 1, 64)
+    flat = words.reshape(-1)
+    for at in range(8 * words.size):
+        flat[at >> 3] ^= 1 << (at & 7)
+        after = unpack_fields(words, mapping, array, fmt, 1, 64)
+        assert after.n_stray or not (
+            np.array_equal(before.codes, after.codes)
+            and np.array_equal(before.scales, after.scales)
+        ), at
+        flat[at >> 3] ^= 1 << (at & 7)
