@@ -12,7 +12,7 @@ from romsim.rates import adapter_ranks, timing_model
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, DescriptionError, SpecError
 
-__all__ = ["timeline_rows", "write_timeline"]
+__all__ = ["check_timeline_path", "timeline_rows", "write_timeline"]
 
 _UNITS = {"V": "vector unit", "L": "L-units", "H": "H-units"}
 
@@ -54,6 +54,18 @@ def timeline_rows(
     ]
 
 
+def check_timeline_path(path: Path) -> None:
+    """Refuse a file name whose ending names no form of timeline.
+
+    Raises
+    ------
+    SpecError
+        With the endings that there are.
+    """
+    if path.suffix not in (".json", ".csv"):
+        raise SpecError(f"Timeline file must end in .json or .csv, not {path.suffix!r}")
+
+
 def write_timeline(
     description: Description, path: Path, position: int = 0, *, adapter: str | None = None
 ) -> None:
@@ -66,6 +78,7 @@ def write_timeline(
     DescriptionError
         If the file cannot be written.
     """
+    check_timeline_path(path)
     rows = timeline_rows(description, position, adapter=adapter)
     if path.suffix == ".csv":
         buffer = io.StringIO()
@@ -73,10 +86,8 @@ def write_timeline(
         writer.writeheader()
         writer.writerows(rows)
         text = buffer.getvalue()
-    elif path.suffix == ".json":
-        text = json.dumps(_trace(description, rows)) + "\n"
     else:
-        raise SpecError(f"Timeline file must end in .json or .csv, not {path.suffix!r}")
+        text = json.dumps(_trace(description, rows)) + "\n"
     aside = path.with_name(f".{path.name}.part")
     try:
         aside.write_text(text, encoding="utf-8")

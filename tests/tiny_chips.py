@@ -39,9 +39,9 @@ def compile_tiny(name: str, folder: Path, **options: Any) -> Description:
     return romsim.compile(name, folder, **options)
 
 
-def sized_target(name: str, **changes: Any) -> Target:
+def sized_target(base: str, /, **changes: Any) -> Target:
     """A built-in target with other sizes."""
-    target = load_target(name)
+    target = load_target(base)
     for key, value in changes.items():
         for part in ("array", "attention", "vector", "network", "schedule", "embedding", "formats"):
             if key in {f.name for f in fields(getattr(target, part))}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,6 +16,7 @@ from romsim_models.errors import SpecError
 if TYPE_CHECKING:
     from romsim.simulate import Simulation
     from romsim_compiler.description import Description
+    from romsim_compiler.technology import Range
 
 __all__ = ["command"]
 
@@ -74,6 +75,10 @@ def command(
     """Run a prompt on the simulated chip and print its answer, or print tokens/s by context."""
     from romsim_compiler.description import Description
 
+    if trace is not None:
+        from romsim.timeline import check_timeline_path
+
+        check_timeline_path(Path(trace))
     loaded = Description.load(description)
     if engine == "timing":
         _refuse(ctx, _ONLY_WITH_VALUES, "with --engine cycle or reference, not with timing")
@@ -110,7 +115,7 @@ def command(
         on_text=None if as_json else on_text,
     )
     if as_json:
-        emit_json(run.to_json())
+        emit_json({**run.to_json(), "energy": _energy(loaded, run)})
     else:
         _show(loaded, run)
     _trace(loaded, trace, adapter)
@@ -138,23 +143,40 @@ def _show(loaded: Description, run: Simulation) -> None:
     if ttft is not None:
         parts.append(f"first token after {1e6 * ttft:,.0f} us ({len(run.prompt)} prompt tokens)")
     say(f"chip: {', '.join([*parts, f'{run.saturations} saturations'])}")
-    if run.token_cycles:
-        say(_energy_line(loaded, len(run.prompt) + len(run.token_cycles)))
+    energy = _energy(loaded, run)
+    if energy is not None:
+        token, power = energy["token_j"], energy["power_w"]
+        say(
+            f"      {1e3 * token['mid']:.3g} mJ a token ({1e3 * token['low']:.2g} to "
+            f"{1e3 * token['high']:.2g}), {power['mid']:.2g} W at {energy['context']} tokens of "
+            f"context: an estimate ({energy['technology']})"
+        )
     n_done = len(run.tokens) + len(run.prompt)
     say(f"host: {n_done / run.wall_s:.1f} tokens/s simulated ({run.wall_s:.1f} s)")
 
 
-def _energy_line(loaded: Description, context: int) -> str:
-    """Return the estimated energy of a token at the run's last context, with its range."""
+def _energy(loaded: Description, run: Simulation) -> dict[str, Any] | None:
+    """Return the estimated energy of a token at the run's last context; ``None`` without a clock.
+
+    Each figure has its range: ``low``, ``mid`` and ``high``.
+    """
+    if not run.token_cycles:
+        return None
     from romsim.description_point import point_of_description
     from romsim.energy import estimate_energy
 
+    context = len(run.prompt) + len(run.token_cycles)
     report = estimate_energy(point_of_description(loaded), context)
-    token, power = report.token_pj * 1e-9, report.power_w
-    return (
-        f"      {token.mid:.3g} mJ a token ({token.low:.2g} to {token.high:.2g}), "
-        f"{power.mid:.2g} W at {context} tokens of context: an estimate ({report.technology})"
-    )
+
+    def spread(value: Range, scale: float) -> dict[str, float]:
+        return {"low": value.low * scale, "mid": value.mid * scale, "high": value.high * scale}
+
+    return {
+        "context": context,
+        "technology": report.technology,
+        "token_j": spread(report.token_pj, 1e-12),
+        "power_w": spread(report.power_w, 1.0),
+    }
 
 
 def _trace(loaded: Description, path: str | None, adapter: str | None) -> None:
