@@ -1,8 +1,8 @@
 """Peak memory of compiling large bf16 checkpoints: it follows the largest tensor, not the model.
 
 ``python -m benchmarks.compile_memory [--layers 2 4 32] [--folder DIR]``: writes LLaMA-3-8B-shaped
-checkpoints (random bf16, one block repeated) of so many layers, compiles each in a process of its own
-and prints peak resident memory beside the largest tensor and the model.
+checkpoints (random bf16, one block repeated) of so many layers, compiles each in a process of its
+own and prints peak resident memory beside the largest tensor and the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cycle model against integer reference on whole prompts: every value, at full size.
 
-``python -m benchmarks.equality build/x [--json FILE]``: at least 64 decoded tokens after each of four
-prompts, one of them of 1,024 tokens or more; 0 mismatches wanted.
+``python -m benchmarks.equality build/x [--json FILE]``: at least 64 decoded tokens after each of
+four prompts, one of them of 1,024 tokens or more; 0 mismatches wanted.
 """
 
 from __future__ import annotations

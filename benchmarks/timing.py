@@ -1,9 +1,9 @@
 """Timing-only decode of 4,096 tokens: seconds, beside Python's own start, and exactness.
 
-``python -m benchmarks.timing``: compiles LLaMA-3-8B's shape for ``roma-7nm`` at 2 bits and two other
-pairs, times ``romsim simulate --engine timing`` over 4,096 positions in a fresh process, imports included,
-against ``python -c "import numpy"`` and ``python -c pass`` in the same run, and steps every token through to
-compare.
+``python -m benchmarks.timing``: compiles LLaMA-3-8B's shape for ``roma-7nm`` at 2 bits and two
+other pairs, times ``romsim simulate --engine timing`` over 4,096 positions in a fresh process,
+imports included, against ``python -c "import numpy"`` and ``python -c pass`` in the same run, and
+steps every token through to compare.
 """
 
 from __future__ import annotations

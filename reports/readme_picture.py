@@ -37,7 +37,7 @@ KINDS = {
 
 
 def _shares(description: Description, position: int) -> dict[str, int]:
-    """Return the cycles of one layer by kind of instruction; adapters off, so units never overlap."""
+    """Return a layer's cycles by kind of instruction; adapters off, so units never overlap."""
     shares: dict[str, int] = {}
     for row in timeline_rows(description, position):
         if row["layer"] == 1 and row["op"] in KINDS:

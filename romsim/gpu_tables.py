@@ -156,7 +156,8 @@ def parse_gpus(text: str, file: str) -> _File:
         dotted = ".".join(str(k) for k in first["loc"])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise SpecError(f"{file}: {dotted} must be valid: {message}") from None
-    named = [one.source for one in (*checked.gpus, *checked.fractions)]
+    named = [one.source for one in checked.gpus]
+    named += [one.source for one in checked.fractions]
     named += [checked.launch.source, *(one.source for one in checked.measured)]
     for source in named:
         if source not in checked.sources:

@@ -152,7 +152,7 @@ class RomFile:
         self._path = folder / "rom.bin"
         manifest = json.loads((folder / "manifest.json").read_text())
         placement = json.loads((folder / "placement.json").read_text())
-        self._array = manifest["target"]["array"]
+        self._array: dict[str, int] = manifest["target"]["array"]
         self._groups = {g["name"]: g for g in placement["groups"]}
         scales = self._array["word_codes"] // self._array["scale_group"]
         meta = self._array["scale_bits"] + self._array["min_bits"]
@@ -166,17 +166,18 @@ class RomFile:
     def _offset(self, group: str, row: int, word: int, plane: int = 0) -> int:
         """First byte of word ``word`` of a row of a group."""
         entry = self._groups[group]
-        m = entry["mapping"]
+        m: dict[str, int] = entry["mapping"]
         tiles, cells, ks = self._array["n_tiles"], self._array["n_cells"], m["ks"]
         rows_of_tile = cells // ks
         step, r = divmod(row, tiles * rows_of_tile)
         tile, local = divmod(r, rows_of_tile)
         cell = local * ks + word // m["wpc"]
-        address = entry["base"] + (step * m["wpc"] + word % m["wpc"]) * m["planes"] + plane
-        return ((address * tiles + tile) * cells + cell) * self._word_bytes
+        address: int = entry["base"] + (step * m["wpc"] + word % m["wpc"]) * m["planes"] + plane
+        return int(((address * tiles + tile) * cells + cell) * self._word_bytes)
 
     def words_of_row(self, group: str) -> int:
-        return -(-self._groups[group]["mapping"]["n_cols"] // int(self._array["word_codes"]))
+        n_cols: int = self._groups[group]["mapping"]["n_cols"]
+        return -(-n_cols // self._array["word_codes"])
 
     def swap_rows(self, group: str, first: int, second: int) -> None:
         planes = self._groups[group]["mapping"]["planes"]

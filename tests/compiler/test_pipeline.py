@@ -42,11 +42,14 @@ def test_axes_that_do_not_fit_the_template_are_refused() -> None:
         "word holds whole blocks of 32; use a target that is not executable for timing alone",
         replace(SPEC, head_dim=16),
     )
-    for axis in ("dim", "hidden_dim"):
+    for axis, spec in (
+        ("dim", replace(SPEC, dim=80)),
+        ("hidden_dim", replace(SPEC, hidden_dim=80)),
+    ):
         refused(
             f"{axis} of model 'tiny-int4' must be a multiple of 32 on target 'small', not 80: "
             f"activations are quantised in blocks of 32",
-            replace(SPEC, **{axis: 80}),
+            spec,
         )
     refused(
         "Normalised vectors of model 'tiny-int4' must have at most 16384 elements, not 16416",

@@ -215,7 +215,7 @@ def test_unwritable_parent_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     def mkdtemp(prefix: str, dir: Path) -> str:
         raise PermissionError(13, "Permission denied", str(dir))
 
-    monkeypatch.setattr(store.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr("tempfile.mkdtemp", mkdtemp)
     target = tmp_path / "deep" / "x"
     refused(target, f"Output {target} must be writable, not 'Permission denied'; choose another -o")
     assert names(tmp_path) == []

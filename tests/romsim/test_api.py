@@ -29,7 +29,7 @@ def test_public_calls_are_functions_whatever_was_imported() -> None:
 
 def test_there_is_nothing_else() -> None:
     with pytest.raises(AttributeError, match=r"^module 'romsim' has no attribute 'complie'$"):
-        romsim.complie  # type: ignore[attr-defined]  # noqa: B018
+        getattr(romsim, "complie")  # noqa: B009
 
 
 def test_calls_take_a_folder_a_path_or_a_description(tiny: Description) -> None:
@@ -42,13 +42,14 @@ def test_calls_take_a_folder_a_path_or_a_description(tiny: Description) -> None:
 def test_comparison_takes_a_prompt_in_any_form(tiny: Description) -> None:
     tokenizer = Tokenizer.from_json((tiny.path / "tokenizer.json").read_text())
     default = "Once upon a time, there was a little girl who"
-    for options, text in (
+    cases: list[tuple[dict[str, Any], list[int]]] = [
         ({"prompt": "Hi"}, tokenizer.encode("Hi")),
         ({"chat": "Hi"}, tokenizer.encode_chat("Hi")),
         ({"tokens": [1, 2, 3]}, [1, 2, 3]),
         ({}, tokenizer.encode(default)),
-    ):
-        assert romsim.verify(tiny, n_new=2, **options).n_tokens == len(text) + 2  # type: ignore[arg-type]
+    ]
+    for options, text in cases:
+        assert romsim.verify(tiny, n_new=2, **options).n_tokens == len(text) + 2
 
 
 def test_comparison_that_passes_the_context_is_refused_before_it_runs(tiny: Description) -> None:
