@@ -11,6 +11,7 @@ import pytest
 
 import romsim
 from romsim import cli
+from romsim.commands.output import Progress
 from romsim.comparison import ValueReport
 from romsim.rates import decode_rates
 from romsim.simulate import load_tokenizer
@@ -397,3 +398,46 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     values = checked(done, "doctor", done.code)
     assert done.code == (0 if values["is_ok"] else 2)
     assert run_command(capsys, "doctor").code == done.code
+
+
+class Terminal:
+    """A standard error that shows what is written to it."""
+
+    def __init__(self, *, is_live: bool) -> None:
+        self.text = ""
+        self._is_live = is_live
+
+    def isatty(self) -> bool:
+        return self._is_live
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def test_progress_is_a_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(is_live=True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    times = iter([0.0, 5.0, 5.05, 10.0, 20.0])
+    progress = Progress(clock=lambda: next(times))
+    progress("burning L0.o", 0.01)
+    assert terminal.text == "\r\x1b[Kburning L0.o: 1 %"
+    progress("burning L0.o", 0.02)  # a twentieth of a second later: not shown
+    assert terminal.text == "\r\x1b[Kburning L0.o: 1 %"
+    progress("burning head", 0.25)
+    assert terminal.text.endswith("\r\x1b[Kburning head: 25 %, 30 s left")
+    progress("done", 1.0)
+    assert terminal.text.endswith("\r\x1b[Kdone: 100 %, 0 s left\r\x1b[K")
+    progress.clear()
+    assert terminal.text.endswith("\r\x1b[K\r\x1b[K")
+
+
+def test_progress_is_silent_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(is_live=False)
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(clock=lambda: 1.0)
+    progress("burning", 0.5)
+    progress.clear()
+    assert terminal.text == ""
