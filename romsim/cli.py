@@ -6,6 +6,7 @@ fast.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -27,12 +28,23 @@ _COMMANDS = {
     "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),
     "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
+    "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
     "doctor": ("romsim.commands.doctor", "say which tools are here and what is missing"),
 }
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read standard output has closed it."""
+
+
 class _LazyGroup(click.Group):
     """A group that imports a command when it is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would end with 1, which says here that values differ
+            raise _ReaderGoneError from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -75,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
 
     Exit codes: 0 done; 1 a comparison found differences; 2 an error of the user's making, told in
-    one sentence; 70 a fault of this program; 130 interrupted.
+    one sentence; 70 a fault of this program; 130 interrupted; 141 standard output was closed.
     """
     args = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in args
@@ -105,9 +117,10 @@ def _run(args: list[str], debug: bool) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("romsim: interrupted; nothing half-made is left behind", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except _ReaderGoneError:
+        # Python flushes what is left when it ends: into nothing, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:  # a file that vanished, a full disk: nothing a command foresaw
         if debug:
             raise

@@ -104,6 +104,7 @@ def audit_description(
     DescriptionError, RomsimError
         As `audit`; also if the description has no images.
     """
+    description.rom_words(0, 0)  # refuses a description without images
     chosen: Mapping[str, str] = description.manifest["model"]["choices"]
     shipped = checkpoint.formats()
 

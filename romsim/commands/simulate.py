@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +101,7 @@ def command(
         click.echo(prompt, nl=False)
 
     def on_text(text: str) -> None:
-        click.echo(text, nl=False)
-        sys.stdout.flush()
+        click.echo(text, nl=False)  # which flushes too
 
     run = simulate(
         loaded,
