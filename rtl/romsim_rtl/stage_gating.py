@@ -25,6 +25,7 @@ _TARGET = re.compile(
     rf"^  assign (?:{_NAME}(?:\[[\d:]+\])?|\{{[^}}]*\}}) = "
     rf"|^ +(?:else )?(?:if \((?P<guard>[^)]*)\) )?{_NAME}(?:\[[\d:]+\])? <= "
 )
+_CONNECTION = re.compile(rf"^    \.{_NAME}\(({_NAME})\),?$")
 _SHIFT = re.compile(rf"^  assign (?P<to>{_NAME}) = (?P<value>.* >>>? .*);$")
 _LOGIC_NOT = re.compile(rf"(\W)!\s?({_NAME}(?:\[[\d:]+\])?|\{{[^}}]*\}})")
 _PART = re.compile(rf"(?P<name>{_NAME})(?:\[(?P<high>\d+)(?::(?P<low>\d+))?\])?")
@@ -60,9 +61,9 @@ def _gate_module(text: str, unread: Mapping[str, str]) -> str:
         for line in lines
         if (match := _DECLARED.match(line))
     }
+    lines = [_LOGIC_NOT.sub(r"\1~(|\2)", line) for line in lines]
     lines = [_EXTENSION.sub(lambda m: _cast(m, widths), line) for line in lines]
     lines = [_SHIFT.sub(lambda m: _narrow(m, widths), line) for line in lines]
-    lines = [_LOGIC_NOT.sub(r"\1~(|\2)", line) for line in lines]
     lines = _trim(_join(lines, widths), widths)
     lines = _drain(lines, widths, unread)
     wires = {match[2].strip() for line in lines if (match := _WIRE.match(line))}
@@ -196,12 +197,15 @@ def _trim(lines: list[str], widths: dict[str, int]) -> list[str]:
 def _drain(lines: list[str], widths: dict[str, int], unread: Mapping[str, str]) -> list[str]:
     """Drop signals that nothing drives or reads; say openly which other bits are not read."""
     read = _bits_read(lines, widths)
-    written = {
-        name
-        for line in lines
-        if not _DECLARED.match(line) and not line.startswith("module ")
-        for name in _names(line)
-    }
+    written: dict[str, int] = {}
+    for line in lines:
+        if not _DECLARED.match(line) and not line.startswith("module "):
+            for name in _names(line):
+                written[name] = written.get(name, 0) + 1
+    for line in lines:
+        # an instance's output that stands nowhere else
+        if (match := _CONNECTION.match(line)) and written[match[1].strip()] == 1:
+            read.pop(match[1].strip(), None)
     result: list[str] = []
     rest: list[tuple[str, list[str]]] = []
     ports: set[str] = set()

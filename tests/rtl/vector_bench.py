@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """A Verilated vector unit under test: its emission, its stimuli, what it wrote and sent."""
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+# amaranth: UnusedElaboratable=no
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from romsim_models.errors import SpecError
+from romsim_rtl.sincos import SINCOS_CYCLES, SinCos
+from tests.rtl.stepped import simulate
+from tests.rtl.vector_bench import TABLES
+from tests.rtl.vector_golden import Golden
+
+
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_all_pairs_at_first_and_last_positions(n_parallel: int) -> None:
+    rnd = random.Random(2)
+    # whole quarter turns first: there the table's last entry counts
+    increments = [1 << 30, 1 << 31, 3 << 30, 0] + [rnd.getrandbits(32) for _ in range(12)]
+    sincos = SinCos(table=TABLES["SIN"], increments=increments, n_parallel=n_parallel)
+    golden = Golden(TABLES)
+    n_words = len(increments) // n_parallel
+
+    async def bench(context: Any) -> None:
+        for pos in (0, 1, 2, 3, 777, 65535):
+            context.set(sincos.pos, pos)
+            for cycle in range(n_words + SINCOS_CYCLES):
+                context.set(sincos.start, cycle < n_words)
+                context.set(sincos.index, cycle % n_words)
+                assert context.get(sincos.done) == (cycle >= SINCOS_CYCLES)
+                for k in range(n_parallel if cycle >= SINCOS_CYCLES else 0):
+                    increment = increments[(cycle - SINCOS_CYCLES) * n_parallel + k]
+                    got = (context.get(sincos.sin[k]), context.get(sincos.cos[k]))
+                    assert got == golden.sincos(increment, pos)
+                await context.tick()
+
+    simulate(sincos, bench)
+
+
+def test_refuses_a_table_of_another_length() -> None:
+    with pytest.raises(SpecError, match=r"^table SIN must be 257 entries, not 256$"):
+        SinCos(table=[0] * 256, increments=[0], n_parallel=1)
