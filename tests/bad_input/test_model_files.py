@@ -300,7 +300,7 @@ def test_two_modules_for_one_matrix_in_an_adapter_are_refused(tmp_path: Path) ->
     ("base", "shown"),
     [
         ("somebody/model-7B", "somebody/model-7B"),
-        ("/home/somebody/model", "model"),
+        ("/srv/models/model", "model"),
         ("./a/b/", "b"),
         ("C:\\models\\mine", "mine"),
     ],
