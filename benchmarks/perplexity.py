@@ -10,54 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.corpora import two_texts
 from romsim.comparison import make_reference
 from romsim.engines import open_source
-from romsim.reference import evaluate_nll
+from romsim.quality import measure_quality
 from romsim_compiler.description import Description
 from romsim_models.reference import FloatDecoder
 
-__all__ = ["evaluate_text", "main"]
-
-
-def evaluate_text(
-    float_decoder: FloatDecoder, decoder: Any, tokens: Sequence[int], n_bytes: int, window: int
-) -> dict[str, Any]:
-    """Return loss figures of both decoders on one text.
-
-    Parameters
-    ----------
-    n_bytes
-        UTF-8 bytes of the text that the tokens stand for.
-    """
-    started = time.perf_counter()
-    exact = float(np.mean(float_decoder.token_nll(tokens, window=window, batch=1)))
-    middle = time.perf_counter()
-    integer = evaluate_nll(decoder, tokens, window)
-    ended = time.perf_counter()
-    bits = len(tokens) / n_bytes / math.log(2)
-    return {
-        "tokens": len(tokens),
-        "window": window,
-        "float_perplexity": math.exp(exact),
-        "integer_perplexity": math.exp(integer),
-        "change_percent": 100 * (math.exp(integer - exact) - 1),
-        "float_bits_per_byte": exact * bits,
-        "integer_bits_per_byte": integer * bits,
-        "saturations": int(decoder.saturations),
-        "float_tokens_per_s": len(tokens) / (middle - started),
-        "integer_tokens_per_s": len(tokens) / (ended - middle),
-    }
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,16 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = corpus.text[options.skip : options.skip + 8 * options.tokens]
         tokens = tokenizer.encode(text, add_special=False)[: options.tokens]
         n_bytes = len(tokenizer.decode(tokens).encode())
-        result = evaluate_text(float_decoder, decoder, tokens, n_bytes, options.window)
-        results[corpus.name] = result
-        sys.stdout.write(
-            f"{corpus.name}: {result['tokens']} tokens, window {result['window']}: float "
-            f"{result['float_perplexity']:.3f}, chip {result['integer_perplexity']:.3f} "
-            f"({result['change_percent']:+.2f} %); bits per byte "
-            f"{result['float_bits_per_byte']:.4f} and {result['integer_bits_per_byte']:.4f}; "
-            f"{result['saturations']} saturations; {result['float_tokens_per_s']:.0f} and "
-            f"{result['integer_tokens_per_s']:.0f} tokens/s\n"
+        quality = measure_quality(
+            float_decoder, decoder, tokens, n_bytes=n_bytes, window=options.window
         )
+        results[corpus.name] = quality.to_json()
+        sys.stdout.write(f"{corpus.name}: {quality.sentence()}\n")
         sys.stdout.flush()
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -11,10 +11,11 @@ from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from romsim.comparison import ValueReport
+    from romsim.quality import Quality
     from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
-__all__ = ["audit", "compile", "load", "verify"]
+__all__ = ["audit", "compile", "load", "perplexity", "verify"]
 
 DEFAULT_PROMPT = "Once upon a time, there was a little girl who"
 
@@ -190,4 +191,55 @@ def verify(
     checkpoint = open_source(loaded, model)
     return compare_values(
         loaded, checkpoint, ids, n_new=n_new, adapter=adapter, loras=opened, progress=progress
+    )
+
+
+def perplexity(
+    description: str | Path | Description,
+    *,
+    text: Path | None = None,
+    n_tokens: int = 1024,
+    window: int = 512,
+    model: str | None = None,
+) -> Quality:
+    """Measure a text's perplexity on the chip's arithmetic and in float.
+
+    Parameters
+    ----------
+    text
+        UTF-8 file; ``None`` takes the start of a novel.
+    n_tokens
+        Tokens scored, at most.
+    window
+        Tokens of one window; windows do not overlap.
+
+    Raises
+    ------
+    SpecError
+        If the text cannot be read or is too short, or the model file is needed and not given.
+    """
+    from romsim.comparison import make_reference
+    from romsim.engines import open_source
+    from romsim.quality import default_text, measure_quality
+    from romsim.simulate import load_tokenizer
+    from romsim_models.reference import FloatDecoder
+
+    if n_tokens < 2 or window < 2:
+        raise SpecError(
+            f"Tokens and window must be at least 2, not {n_tokens} and {window}; raise them"
+        )
+    loaded = description if isinstance(description, Description) else load(description)
+    try:
+        content = default_text() if text is None else text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"Text {text} must be a readable UTF-8 file, not {error}") from None
+    tokenizer = load_tokenizer(loaded)
+    tokens = tokenizer.encode(content, add_special=False)[:n_tokens]
+    checkpoint = open_source(loaded, model)
+    return measure_quality(
+        FloatDecoder(checkpoint),
+        make_reference(loaded, checkpoint),
+        tokens,
+        n_bytes=max(1, len(tokenizer.decode(tokens).encode())),
+        window=window,
     )

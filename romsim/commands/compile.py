@@ -31,6 +31,11 @@ __all__ = ["command", "lines", "summary"]
 @click.option("--fit", is_flag=True, help="Size tiles, ROM and SRAM for the model.")
 @click.option("--rank", type=int, default=0, help="With --fit: LoRA rank to leave room for.")
 @click.option("--area", "area_mm2", type=float, help="With --fit: largest area in mm2.")
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    help="Measure in perplexity what rounding of weights done here costs [default: measure].",
+)
 @json_option
 def command(
     model: str,
@@ -43,6 +48,7 @@ def command(
     fit: bool,
     rank: int,
     area_mm2: float | None,
+    measure: bool,
     as_json: bool,
 ) -> None:
     """Compile MODEL (a name, a GGUF file or a Hugging Face folder) into a description."""
@@ -62,12 +68,29 @@ def command(
         area_mm2=area_mm2,
         progress=progress,
     )
+    quality = None
+    if measure and _is_rounded_here(description):
+        progress("measuring the cost of rounding", 0.99)
+        quality = romsim.perplexity(description, model=model, n_tokens=512)
     progress.clear()
     if as_json:
-        emit_json({"path": str(out), **summary(description)})
+        measured = None if quality is None else quality.to_json()
+        emit_json({"path": str(out), **summary(description), "quality": measured})
         return
     for line in lines(description, out):
         say(line)
+    if quality is not None:
+        say(f"  cost      {quality.sentence()}")
+
+
+def _is_rounded_here(description: Any) -> bool:
+    """Whether real weights that can read a text were rounded by this compilation."""
+    return bool(
+        description.has_images
+        and description.manifest["model"]["choices"]
+        and description.manifest["model"]["source"]["kind"] != "synthetic"
+        and description.tokenizer_file() is not None
+    )
 
 
 def summary(description: Any) -> dict[str, Any]:
@@ -120,7 +143,7 @@ def lines(description: Any, out: str) -> list[str]:
             worst = max(errors, key=errors.get)
             result.append(
                 f"  rounding  {len(errors)} tensors quantised here; worst relative error "
-                f"{100 * errors[worst]:.1f} % ({worst}): measure what it costs in perplexity"
+                f"{100 * errors[worst]:.1f} % ({worst})"
             )
     for name, lora in manifest["adapters"].items():
         result += [f"note: {note}" for note in lora["notes"]]
