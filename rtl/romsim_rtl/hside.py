@@ -14,6 +14,8 @@ from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
 from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
 from romsim_rtl.htile import HTile
+from romsim_rtl.lora_side import LoraSide, configuration_members, drive
+from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.memory import Sram, address_bits, replicate
 from romsim_rtl.merge import MergeTree
 from romsim_rtl.primitives import add_tree
@@ -33,6 +35,10 @@ class HSide(wiring.Component):
         Loop sizes of attention.
     n_rows
         Rows of the tallest matrix group, the size of Y and D.
+    block_bits
+        Bits of a block's index on the broadcast bus.
+    lora
+        Memories of the adapter path; without, every ``lora`` ends after λ_lora_off cycles.
 
     Members
     -------
@@ -52,10 +58,24 @@ class HSide(wiring.Component):
         ``lora`` had an adapter.
     sat_count : Out(32)
         Clips of unit H since reset.
+    is_adapted, adapter_base : In(1), In(20)
+        Whether the slot has an adapter, and its first entry of the adapter table, valid with
+        ``start``; an instruction's field ``base`` is added.
+    cfg_* : In
+        `configuration_members`: writes of the adapter table and the adapter banks.
     """
 
-    def __init__(self, *, sizes: AttentionSizes, n_rows: int, block_bits: int = 12) -> None:
-        self.sizes, self.block_bits = sizes, block_bits
+    def __init__(
+        self,
+        *,
+        sizes: AttentionSizes,
+        n_rows: int,
+        block_bits: int,
+        lora: LoraSizes | None = None,
+    ) -> None:
+        if lora is not None:
+            lora.check_fits(sizes)
+        self.sizes, self.block_bits, self.lora = sizes, block_bits, lora
         lanes = sizes.n_lanes
         members: dict[str, Any] = {
             "start": In(1),
@@ -75,7 +95,10 @@ class HSide(wiring.Component):
             "d_valid": Out(1),
             "sat_count": Out(32),
         }
-        super().__init__(members | broadcast_members(sizes, block_bits=block_bits))
+        members |= broadcast_members(sizes, block_bits=block_bits)
+        if lora is not None:
+            members |= {"is_adapted": In(1), "adapter_base": In(20)} | configuration_members()
+        super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
         """Connect the parts."""
@@ -94,30 +117,78 @@ class HSide(wiring.Component):
             m.d.sync += [held[name].eq(fields[name]) for name in ("layer", "token")]
 
         m.submodules.control = control = AttentionControl(sizes=sizes)
-        m.d.comb += [control.start.eq(starts), self.busy.eq(control.busy)]
+        m.d.comb += control.start.eq(starts)
         m.d.comb += [getattr(control, name).eq(value) for name, value in held.items()]
         m.submodules.writer = writer = BroadcastWriter(sizes=sizes, block_bits=self.block_bits)
-        for name in broadcast_members(sizes, block_bits=self.block_bits):
-            ours, theirs = getattr(self, name), getattr(writer, name)
-            if name in ("bc_codes", "bc_shift"):
-                m.d.comb += [theirs[g].eq(ours[g]) for g in range(sizes.n_groups)]
-            else:
-                m.d.comb += theirs.eq(ours)
-
+        self._broadcast(m, writer)
         tiles = replicate(
-            m, platform, "tile", TILE_MODULE, lambda: HTile(sizes=sizes), sizes.n_tiles
+            m,
+            platform,
+            "tile",
+            TILE_MODULE,
+            lambda: HTile(sizes=sizes, lora=self.lora),
+            sizes.n_tiles,
         )
         command = delay_command(m, control.command, sizes.broadcast_cycles)
         for index, tile in enumerate(tiles):
             if sizes.n_tiles > 1:
                 m.d.comb += tile.tile.eq(index)
-            _drive(m, command, tile.command)
-            _drive(m, writer.write, tile.write)
+            drive(m, command, tile.command)
+            drive(m, writer.write, tile.write)
         maximum = self._maximum(m, control, tiles)
         tree = self._merge(m, control, tiles, maximum)
         self._outputs(m, tree, held["token"])
-        m.d.sync += self.sat_count.eq(add_tree([tile.saturations for tile in tiles])[:32])
+        clips = [tile.saturations for tile in tiles]
+        start_lora = Signal()
+        m.d.comb += start_lora.eq(self.start & (fields["op"] == OPS["lora"]))
+        if self.lora is None:
+            ends = Signal()
+            m.d.sync += ends.eq(start_lora)  # λ_lora_off
+            m.d.comb += self.busy.eq(control.busy | ends)
+        else:
+            clips += [tile.lora_saturations for tile in tiles]
+            side = self._adapters(m, self.lora, tiles, start_lora, fields["base"], held["token"])
+            m.d.comb += self.busy.eq(control.busy | side.busy)
+        m.d.sync += self.sat_count.eq(add_tree(clips)[:32])
         return m
+
+    def _broadcast(self, m: Module, part: Any) -> None:
+        """Hand the broadcast bus to a part."""
+        for name in broadcast_members(self.sizes, block_bits=self.block_bits):
+            ours, theirs = getattr(self, name), getattr(part, name)
+            if name in ("bc_codes", "bc_shift"):
+                m.d.comb += [theirs[g].eq(ours[g]) for g in range(self.sizes.n_groups)]
+            else:
+                m.d.comb += theirs.eq(ours)
+
+    def _adapters(
+        self, m: Module, lora: LoraSizes, tiles: list[Any], start: Any, base: Any, token: Any
+    ) -> LoraSide:
+        sizes = self.sizes
+        m.submodules.lora = side = LoraSide(sizes=sizes, lora=lora, block_bits=self.block_bits)
+        self._broadcast(m, side)
+        for name in configuration_members():
+            m.d.comb += getattr(side, name).eq(getattr(self, name))
+        m.d.comb += [
+            side.start.eq(start),
+            side.entry.eq(base + self.adapter_base),
+            side.is_adapted.eq(self.is_adapted),
+            side.token.eq(token),
+            side.rd_token.eq(self.rd_token),
+            side.d_en.eq(self.d_en),
+            side.d_addr.eq(self.d_addr),
+            self.d_valid.eq(side.d_valid),
+        ]
+        for lane in range(sizes.n_lanes):
+            m.d.comb += self.d_data[lane].eq(side.d_data[32 * lane : 32 * lane + 32])
+        for index, tile in enumerate(tiles):
+            for name in ("parameters", "command", "x", "z", "configuration"):
+                drive(m, getattr(side, name), getattr(tile, f"lora_{name}"))
+            m.d.comb += [
+                side.rows_a[index].eq(tile.lora_row),
+                side.rows_b[index].eq(tile.lora_rows),
+            ]
+        return side
 
     def _maximum(self, m: Module, control: Any, tiles: list[Any]) -> dict[str, Any]:
         """Find each head's maximum over the tiles and send it back to them."""
@@ -157,7 +228,7 @@ class HSide(wiring.Component):
         """Collect the tiles' sums and join the blocks."""
         sizes = self.sizes
         m.submodules.tree = tree = MergeTree(sizes=sizes)
-        _drive(m, control.merge, tree.step)
+        drive(m, control.merge, tree.step)
         m.d.comb += [
             tree.maximum_valid.eq(maximum["valid"]),
             tree.head.eq(maximum["head"]),
@@ -228,11 +299,3 @@ def _fields(word: Any) -> dict[str, Any]:
         fields[name] = part.as_signed() if is_signed else part
         at += bits
     return fields
-
-
-def _drive(m: Module, source: Any, target: Any) -> None:
-    """Connect all members of two interfaces of one signature."""
-    for (_, _, before), (_, _, after) in zip(
-        source.signature.flatten(source), target.signature.flatten(target), strict=True
-    ):
-        m.d.comb += after.eq(before)

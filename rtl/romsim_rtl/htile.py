@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -15,6 +15,15 @@ from romsim_rtl.htile_banks import BlockBank
 from romsim_rtl.htile_scores import TileScores
 from romsim_rtl.htile_softmax import TileSoftmax
 from romsim_rtl.htile_values import SUM_BITS, TileValues
+from romsim_rtl.lora_command import (
+    configuration_signature,
+    input_signature,
+    lora_command_signature,
+    parameter_signature,
+    z_signature,
+)
+from romsim_rtl.lora_sizes import LoraSizes
+from romsim_rtl.lora_tile import TileLora
 
 __all__ = ["HTile"]
 
@@ -26,6 +35,8 @@ class HTile(wiring.Component):
     ----------
     sizes
         Loop sizes.
+    lora
+        Memories of the adapter path, or None for a chip without.
 
     Members
     -------
@@ -43,10 +54,12 @@ class HTile(wiring.Component):
         Sums and weights of a beat, 2 cycles after the command ``mg``.
     saturations : Out(32)
         Scores that were clipped.
+    lora_* : with adapters
+        The members of `TileLora`.
     """
 
-    def __init__(self, *, sizes: AttentionSizes) -> None:
-        self.sizes = sizes
+    def __init__(self, *, sizes: AttentionSizes, lora: LoraSizes | None = None) -> None:
+        self.sizes, self.lora = sizes, lora
         members: dict[str, Any] = {
             "command": In(command_signature(sizes)),
             "write": In(write_signature(sizes)),
@@ -58,6 +71,17 @@ class HTile(wiring.Component):
         }
         if sizes.n_tiles > 1:
             members["tile"] = In(log2(sizes.n_tiles))
+        if lora is not None:
+            members |= {
+                "lora_parameters": In(parameter_signature(lora)),
+                "lora_command": In(lora_command_signature(sizes, lora)),
+                "lora_x": In(input_signature(sizes, lora)),
+                "lora_z": In(z_signature(sizes, lora)),
+                "lora_configuration": In(configuration_signature(sizes, lora)),
+                "lora_row": Out(signed(32)),
+                "lora_rows": Out(32 * sizes.n_lanes),
+                "lora_saturations": Out(32),
+            }
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -72,6 +96,8 @@ class HTile(wiring.Component):
         else:
             m.d.comb += [present.eq(1), is_mine.eq(1)]
         banks = self._banks(m, is_mine)
+        if self.lora is not None:
+            self._adapters(m, self.lora)
 
         m.submodules.scores = scores = TileScores(sizes=sizes)
         m.submodules.softmax = softmax = TileSoftmax(sizes=sizes)
@@ -128,6 +154,15 @@ class HTile(wiring.Component):
                 self.l[group].eq(softmax.l[group]),
             ]
         return m
+
+    def _adapters(self, m: Module, lora: LoraSizes) -> None:
+        m.submodules.lora = part = TileLora(sizes=self.sizes, lora=lora)
+        for name in ("parameters", "command", "x", "z", "configuration"):
+            wiring.connect(m, wiring.flipped(getattr(self, f"lora_{name}")), getattr(part, name))
+        for name in ("row", "rows", "saturations"):
+            m.d.comb += getattr(self, f"lora_{name}").eq(getattr(part, name))
+        if self.sizes.n_tiles > 1:
+            m.d.comb += part.tile.eq(self.tile)
 
     def _banks(self, m: Module, is_mine: Any) -> dict[str, Any]:
         """Make the K and V banks and a query buffer for each lane."""

@@ -12,32 +12,12 @@ from amaranth.lib.wiring import In, Out
 from romsim_rtl.attention_command import delay
 from romsim_rtl.attention_control import merge_signature
 from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
+from romsim_rtl.exact_shift import round_shift_exact
 from romsim_rtl.htile_values import SUM_BITS
 from romsim_rtl.memory import Sram, address_bits
-from romsim_rtl.primitives import add_tree
+from romsim_rtl.primitives import add_tree, wire
 
-__all__ = ["MergeTree", "round_shift_exact"]
-
-
-def round_shift_exact(value: Any, shift: Any, vanishes: Any) -> Any:
-    """RNE(value, shift), 0 if ``vanishes``, without a bit to spare above the value.
-
-    Parameters
-    ----------
-    value
-        Signed.
-    shift
-        Unsigned, less than the width of ``value``.
-    vanishes
-        The shift is 63 or more.
-    """
-    width = len(value)
-    one = (Const(1, width) << shift)[:width]
-    rest = value.as_unsigned() & (one - 1)[:width]
-    half = one >> 1
-    floor = (value >> shift)[:width]
-    is_up = (rest > half) | ((rest == half) & floor[0] & (shift != 0))
-    return Mux(vanishes, 0, (floor + is_up)[:width]).as_signed()
+__all__ = ["MergeTree"]
 
 
 class MergeTree(wiring.Component):
@@ -225,13 +205,21 @@ class MergeTree(wiring.Component):
             left = Mux(flags["load"], summed[lane], joined[lane])
             right = Mux(flags["join"], stacked[lane], 0)
             # only the sum whose maximum is the smaller is shifted
-            shifted = Mux(shifts["on_left"], left, right)
+            shifted = wire(m, Mux(shifts["on_left"], left, right), f"{name}_{lane.start}_shifted")
             kept = Mux(shifts["on_left"], right, left)
             if width == 64:
-                down = round_shift_exact(shifted.as_signed(), shifts["shift"], shifts["vanishes"])
+                down = round_shift_exact(
+                    m,
+                    f"{name}_{lane.start}",
+                    shifted.as_signed(),
+                    shifts["shift"],
+                    shifts["vanishes"],
+                )
             else:  # a sum of weights is unsigned, and 0 when shifted by more than its bits
                 wide = Cat(shifted, Const(0, 32)).as_signed()
-                down = round_shift_exact(wide, shifts["shift"], shifts["vanishes"])
+                down = round_shift_exact(
+                    m, f"{name}_{lane.start}", wide, shifts["shift"], shifts["vanishes"]
+                )
             results.append((kept + down[:width])[:width])
         with m.If(valid):
             m.d.sync += joined.eq(Cat(*results))

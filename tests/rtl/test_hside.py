@@ -74,7 +74,7 @@ def simulations(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def get(name: str) -> Simulation:
         if name not in made:
-            component = HSide(sizes=(SHAPES | SLOW_SHAPES)[name], n_rows=64)
+            component = HSide(sizes=(SHAPES | SLOW_SHAPES)[name], n_rows=64, block_bits=8)
             folder: Path = tmp_path_factory.mktemp("hside")
             made[name] = Simulation(component, "romsim_hside", folder, opt="-O0")
         return made[name]
