@@ -134,12 +134,12 @@ class Latency:
     norm: int = 25
     matvec: int = 11
     rope: int = 11
-    attn: int = 4
-    block: int = 16
+    attn: int = 6
+    block: int = 18
     attn_out: int = 14
     resid: int = 4
     glu: int = 14
-    lora: int = 24
+    lora: int = 23
     lora_off: int = 2
     token: int = 6
 
