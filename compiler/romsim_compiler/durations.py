@@ -29,12 +29,8 @@ def _trailing_ones(value: int) -> int:
 
 def matvec_cycles(mapping: Mapping, target: Target) -> int:
     """Return the duration of a matrix instruction."""
-    lanes = target.vector.n_lanes
     return (
-        mapping.steps * mapping.step_cycles(lanes)
-        + mapping.drain_beats(lanes)
-        - 1
-        + (mapping.ks.bit_length() - 1)
+        mapping.cycles(target.vector.n_lanes)
         + target.latency.matvec
         + target.network.collect_cycles
     )

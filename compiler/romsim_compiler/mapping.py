@@ -34,6 +34,11 @@ class Mapping:
         """Return cycles of one step: words to read, or results to collect."""
         return max(self.wpc * self.planes, self.drain_beats(n_vector_lanes))
 
+    def cycles(self, n_vector_lanes: int) -> int:
+        """Return cycles that depend on the mapping: steps, last drain, levels of the tree."""
+        steps = self.steps * self.step_cycles(n_vector_lanes)
+        return steps + self.drain_beats(n_vector_lanes) - 1 + self.ks.bit_length() - 1
+
     def drain_beats(self, n_vector_lanes: int) -> int:
         """Return cycles that one step's results take into the vector unit."""
         return -(-min(self.rows_per_step, self.n_rows) // n_vector_lanes)
@@ -56,8 +61,7 @@ def map_group(n_rows: int, n_cols: int, planes: int, array: Array, n_vector_lane
             rows_per_step=rows_per_step,
             steps=-(-n_rows // rows_per_step),
         )
-        cycles = mapping.steps * mapping.step_cycles(n_vector_lanes)
-        key = (cycles, mapping.n_words, ks)
+        key = (mapping.cycles(n_vector_lanes), mapping.n_words, ks)
         if best is None or key < best[0]:
             best = (key, mapping)
         ks *= 2

@@ -188,4 +188,4 @@ def test_fit_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--fit"]) == 0
     printed = capsys.readouterr().out
     assert "roma: 320 evaluated; worst share of a tolerance 0." in printed
-    assert "tom: published.tom_lane_pj = 0.4" in printed
+    assert "tom: published.tom_lane_pj = 0.3" in printed
