@@ -119,6 +119,9 @@ std::uint32_t execute(Chip& chip, unsigned program, bool reset,
   top.done_ready = 1;
   chip.step();
   top.done_ready = 0;
+#ifdef ROMSIM_TRACE
+  chip.trace.flush();
+#endif
   // two more cycles of hand-over: the result is taken, the next command is taken
   std::printf("done %u %llu %llu %llu %zu\n", token,
               static_cast<unsigned long long>(top.count_cycles - cycles + 2),
@@ -160,7 +163,9 @@ int main(int argc, char** argv) {
   }
 #endif
 #ifdef ROMSIM_TRACE
-  if (const char* file = option(argc, argv, "--trace")) chip.trace.open(file);
+  if (const char* file = option(argc, argv, "--trace")) {
+    if (!chip.trace.open(file)) fail("Trace file must be writable, not " + std::string(file));
+  }
 #endif
   if (!chip.top) chip.top = std::make_unique<Vromsim_top>(&chip.context);
   Vromsim_top& top = *chip.top;

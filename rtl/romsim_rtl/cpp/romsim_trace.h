@@ -44,6 +44,10 @@ class Trace {
     if (file_) put({4u, low(), high()});
   }
 
+  void flush() {
+    if (file_) std::fflush(file_);
+  }
+
   int memory(const char* name, int depth, int lanes, int lane_bits) {
     const int id = n_memories_++;
     if (file_) {

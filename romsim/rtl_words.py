@@ -1,0 +1,299 @@
+"""SRAM words of both machines as elements: what the cycle model says and what the RTL wrote.
+
+An element is one number in one memory: where (tile, in-flight token, index), when, and its value.
+How words are laid out in the RTL's memories is known here and nowhere in the cycle model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from romsim.cycle.trace import ALL_TILES
+from romsim_compiler.target import MX_BLOCK
+from romsim_rtl.attention_sizes import AttentionSizes
+from romsim_rtl.encoding import first_row
+from romsim_rtl.lside import LSideConfig
+from romsim_rtl.lside_run import MATVEC_CYCLES
+from romsim_rtl.memory import address_bits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from romsim.cycle.timekeeper import Event
+    from romsim.cycle.trace import SramWrite
+    from romsim_compiler.description import Description
+    from romsim_rtl.driver_trace import Writes
+
+__all__ = ["ELEMENT", "Place", "WordMap"]
+
+ELEMENT = np.dtype(
+    [("cycle", "i8"), ("token", "i8"), ("index", "i8"), ("value", "i8"), ("event", "i8")]
+)
+"""One element; ``event`` is the number of its instruction, -1 where only the RTL knows it."""
+
+Place = tuple[str, int]
+"""A memory's name, and the tile, or -1 for unit V."""
+
+_XB_WORD = MX_BLOCK + 2  # codes, shift, sum of codes
+_WORD_DELAY = 4  # cycles from a word of the embedding at unit V to X
+_ROW_DELAY = MATVEC_CYCLES - 1  # from a step's last word to its rows at the wires
+
+
+class WordMap:
+    """Turns words into elements.
+
+    Parameters
+    ----------
+    description
+        The compiled chip.
+
+    Raises
+    ------
+    SpecError
+        If the RTL has no hardware for it.
+    """
+
+    def __init__(self, description: Description) -> None:
+        spec, target = description.spec, description.target
+        self._target, self._spec = target, spec
+        self._groups = description.groups
+        self._sizes = AttentionSizes.of(
+            target,
+            spec,
+            context=description.context,
+            linear_frac=description.numerics.linear_frac,
+        )
+        self._l = LSideConfig.of(description)
+        self._lanes = target.vector.n_lanes
+        self._n_tiles = target.array.n_tiles
+        longest = max(2 * spec.hidden_dim, spec.q_dim + 2 * spec.kv_dim, spec.dim)
+        self._bits = {
+            "x": address_bits(-(-spec.dim // self._lanes)),
+            "y": address_bits(-(-longest // self._lanes) + 1),
+        }
+        self._y_banks = target.schedule.n_inflight if spec.has_sub_norms else 1
+
+    # what the cycle model says
+
+    def expected(
+        self, words: Iterable[SramWrite], events: Sequence[Event]
+    ) -> dict[Place, NDArray[Any]]:
+        """Return the cycle model's words of one program as elements, each with its cycle."""
+        by_issue = {issue: number for number, (_, issue, _) in enumerate(events)}
+        counts: dict[tuple[int, str], int] = {}
+        # the host port is no memory: who compares logits sees them there
+        listed = [word for word in words if word.memory != "LOGITS"]
+        for word in listed:
+            key = (word.issue, word.memory)
+            counts[key] = counts.get(key, 0) + 1
+        parts: dict[Place, list[NDArray[Any]]] = {}
+        for word in listed:
+            number = by_issue[word.issue]
+            instruction = events[number][0]
+            count = counts[word.issue, word.memory]
+            for memory, index, values, cycles in self._model_word(word, instruction, count):
+                part = np.zeros(len(values), dtype=ELEMENT)
+                part["cycle"], part["event"] = cycles, number
+                part["token"] = -1 if memory in ("K", "V") else word.token
+                part["index"], part["value"] = index, values
+                if word.tile != ALL_TILES:
+                    tiles: Iterable[int] = [word.tile]
+                else:
+                    tiles = range(self._n_tiles) if memory in self._in_tiles() else [ALL_TILES]
+                for tile in tiles:
+                    parts.setdefault((memory, tile), []).append(part)
+        return {place: np.concatenate(found) for place, found in parts.items()}
+
+    def _in_tiles(self) -> set[str]:
+        return {"Q", "K", "V", *(f"XB{port}" for port in range(self._l.tile.n_ports))}
+
+    def _model_word(self, word: SramWrite, instruction: Any, count: int) -> list[tuple[Any, ...]]:
+        values = word.data
+        lanes, groups = self._lanes, self._lanes // MX_BLOCK
+        pace = 2 if instruction.op == "glu" else 1  # cycles a beat: gate, then up
+        if word.memory in ("X", "Y", "D", "O"):
+            index = word.address * lanes + word.lane + np.arange(len(values))
+            if instruction.op == "matvec":
+                cycles: Any = self._row_cycle(word, instruction)
+            elif instruction.op == "embed":
+                cycles = self._embed_cycles(word, instruction, index)
+            else:
+                cycles = word.idle - 1 - pace * (count - 1 - word.beat)
+            return [(word.memory, index, values, cycles)]
+        if word.memory == "XB":
+            padded = np.zeros(_XB_WORD, dtype=np.int64)
+            padded[: len(values) - 2] = values[:-2]
+            padded[-2:] = values[-2:]
+            index = word.address * _XB_WORD + np.arange(_XB_WORD)
+            beats = -(-count // groups)
+            cycle = word.idle - pace * (beats - 1 - word.address // groups)
+            ports = range(self._l.tile.n_ports)
+            return [(f"XB{port}", index, padded, cycle) for port in ports]
+        if word.memory == "OL":  # with every block of the head
+            blocks = word.address * self._sizes.head_blocks + np.arange(self._sizes.head_blocks)
+            cycles = word.idle - self._sizes.beats + blocks // groups
+            return [("OL", blocks, np.full(len(blocks), values[0]), cycles)]
+        return self._model_encoded(word)
+
+    def _row_cycle(self, word: SramWrite, instruction: Any) -> int:
+        group = self._groups[instruction.operand]
+        mapping = group.mapping
+        row = word.address * self._lanes + word.lane - first_row(group, self._spec)
+        step, inside = divmod(row, mapping.rows_per_step)
+        return (
+            word.issue
+            + step * mapping.step_cycles(self._lanes)
+            + mapping.wpc * mapping.planes
+            + (mapping.ks.bit_length() - 1)
+            + _ROW_DELAY
+            + inside // self._lanes
+            + self._target.network.collect_cycles
+        )
+
+    def _embed_cycles(
+        self, word: SramWrite, instruction: Any, index: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        planes = self._groups[instruction.operand].mapping.planes
+        last = (index // self._target.array.word_codes + 1) * planes - 1
+        first = word.issue + 3 + self._target.network.collect_cycles
+        return np.asarray(first + last + _WORD_DELAY)
+
+    def _model_encoded(self, word: SramWrite) -> list[tuple[Any, ...]]:
+        """Codes and shifts of a query head, or of a word of a KV head."""
+        sizes = self._sizes
+        elems = sizes.head_dim if word.memory == "Q" else sizes.word_elems
+        n_blocks = -(-len(word.data) // (MX_BLOCK + 1))
+        n_codes = len(word.data) - n_blocks
+        size = elems + elems // MX_BLOCK
+        index = np.concatenate((np.arange(n_codes), elems + np.arange(n_blocks)))
+        if word.memory == "Q":
+            first, beat_of = word.address * sizes.head_blocks, 0
+        else:
+            head, inside = self._kv_place(word.address)
+            first = head * sizes.head_blocks + inside * sizes.word_blocks
+            beat_of = sizes.n_q_blocks + (sizes.n_kv_blocks if word.memory == "V" else 0)
+        block = np.where(index < elems, index // MX_BLOCK, index - elems) + first + beat_of
+        beats = -(-(sizes.n_q_blocks + 2 * sizes.n_kv_blocks) // sizes.n_groups)
+        cycles = word.idle - (beats - 1 - block // sizes.n_groups)
+        return [(word.memory, word.address * size + index, word.data, cycles)]
+
+    def _kv_place(self, address: int) -> tuple[int, int]:
+        """Return the KV head of a bank's word, and the word's number in the head."""
+        sizes = self._sizes
+        row, inside = divmod(address, sizes.row_words)
+        return row // sizes.tile_tokens % sizes.n_kv_heads, inside
+
+    # what the RTL wrote
+
+    def written(self, writes: Iterable[Writes]) -> dict[Place, NDArray[Any]]:
+        """Return the RTL's words as elements, of the memories that the cycle model has too."""
+        parts: dict[Place, list[NDArray[Any]]] = {}
+        for one in writes:
+            for place, token, index, value, mask in self._rtl_word(one):
+                cycles = np.broadcast_to(one.cycles[:, None], index.shape)
+                part = np.zeros(int(mask.sum()), dtype=ELEMENT)
+                part["cycle"], part["event"] = cycles[mask], -1
+                part["token"] = np.broadcast_to(token[:, None], index.shape)[mask]
+                part["index"], part["value"] = index[mask], value[mask]
+                parts.setdefault(place, []).append(part)
+        return {place: np.concatenate(found) for place, found in parts.items()}
+
+    def _rtl_word(self, one: Writes) -> list[tuple[Any, ...]]:
+        name = one.memory.name
+        if match := re.fullmatch(r"vector0\.group(\d+)\.(x|y)(\d*)", name):
+            return self._rtl_beat(one, int(match[1]), match[2], int(match[3] or 0))
+        if match := re.fullmatch(r"lside0\.tile(\d+)\.x(\d+)\.bank(\d+)", name):
+            return self._rtl_input(one, *map(int, match.groups()))
+        if match := re.fullmatch(r"hside0\.tile(\d+)\.(q\d+|k|v)\.(codes|shifts)\d+", name):
+            return self._rtl_encoded(one, int(match[1]), match[2], match[3])
+        if match := re.fullmatch(r"hside0\.(o|l)_buffer(\d+)", name):
+            return self._rtl_sums(one, match[1], int(match[2]))
+        return []
+
+    def _rtl_beat(self, one: Writes, group: int, kind: str, bank: int) -> list[tuple[Any, ...]]:
+        bits = self._bits[kind]
+        token = one.addresses >> bits
+        if kind == "y" and self._y_banks > 1:
+            token = np.full(len(one.addresses), bank)
+        word = one.addresses & (1 << bits) - 1
+        index = word[:, None] * self._lanes + MX_BLOCK * group + np.arange(MX_BLOCK)
+        value = one.field(0, 32, is_signed=True)
+        return [((kind.upper(), ALL_TILES), token, index, value, one.masks)]
+
+    def _rtl_input(self, one: Writes, tile: int, port: int, bank: int) -> list[tuple[Any, ...]]:
+        sizes, cell = self._l.tile.x, self._l.tile.cell
+        token = one.addresses >> sizes.row_bits
+        row = one.addresses & (1 << sizes.row_bits) - 1
+        order = np.empty(MX_BLOCK, dtype=np.int64)
+        for at in range(MX_BLOCK):
+            pair, inside = divmod(at, 8)
+            order[cell.lane(2 * pair + inside % 2, inside // 2)] = at
+        results = []
+        for lane in range(sizes.word_blocks):
+            block = (row * sizes.n_banks + bank) * sizes.word_blocks + lane
+            codes = one.bits[:, lane, : 8 * MX_BLOCK].reshape(-1, MX_BLOCK, 8)
+            codes = codes.astype(np.int64) @ (1 << np.arange(8)) - 128
+            rest = (
+                one.field(8 * MX_BLOCK, 5)[:, lane],
+                one.field(8 * MX_BLOCK + 5, 13, is_signed=True)[:, lane],
+            )
+            value = np.column_stack((codes[:, order], *rest))
+            index = block[:, None] * _XB_WORD + np.arange(_XB_WORD)
+            mask = np.broadcast_to(one.masks[:, lane, None], index.shape)
+            results.append(((f"XB{port}", tile), token, index, value, mask))
+        return results
+
+    def _rtl_encoded(self, one: Writes, tile: int, bank: str, kind: str) -> list[tuple[Any, ...]]:
+        sizes = self._sizes
+        token = np.zeros(len(one.addresses), dtype=np.int64)
+        if bank.startswith("q"):
+            memory, elems = "Q", sizes.head_dim
+            bits = (sizes.n_entries * sizes.row_words - 1).bit_length() or 1
+            token = one.addresses >> bits
+            entry, word = np.divmod(one.addresses & (1 << bits) - 1, sizes.row_words)
+            head = self._head(entry, int(bank[1:]))
+            where, first = head, word * sizes.word_blocks
+        else:
+            memory, elems = bank.upper(), sizes.word_elems
+            token -= 1  # not kept by in-flight index
+            where, first = one.addresses, np.zeros(len(one.addresses), dtype=np.int64)
+        size = elems + elems // MX_BLOCK
+        results = []
+        for lane in range(one.memory.n_lanes):
+            block = first + lane
+            if kind == "codes":
+                codes = one.bits[:, lane].reshape(-1, MX_BLOCK, 8).astype(np.int64)
+                value = codes @ (1 << np.arange(8)) - 256 * codes[:, :, 7]
+                inside = block[:, None] * MX_BLOCK + np.arange(MX_BLOCK)
+            else:
+                value = one.field(0, 5)[:, lane, None]
+                inside = elems + block[:, None]
+            index = where[:, None] * size + inside
+            mask = np.broadcast_to(one.masks[:, lane, None], index.shape)
+            results.append(((memory, tile), token, index, value, mask))
+        return results
+
+    def _head(self, entry: NDArray[np.int64], lane: int) -> NDArray[np.int64]:
+        sizes = self._sizes
+        kv, in_pass = np.divmod(entry, sizes.n_passes)
+        head = kv * sizes.heads_per_kv + in_pass * sizes.heads_parallel + lane
+        return np.asarray(head, dtype=np.int64)
+
+    def _rtl_sums(self, one: Writes, kind: str, group: int) -> list[tuple[Any, ...]]:
+        sizes = self._sizes
+        bits = max(1, (sizes.beats - 1).bit_length())
+        token, beat = one.addresses >> bits, one.addresses & (1 << bits) - 1
+        block = beat * sizes.n_groups + group
+        mask = (block < sizes.n_q_blocks)[:, None]
+        if kind == "l":
+            value = one.field(0, 32)
+            return [(("OL", ALL_TILES), token, block[:, None], value, mask)]
+        sums = one.bits[:, 0].reshape(-1, MX_BLOCK, 64).astype(np.int64)
+        value = sums @ (np.int64(1) << np.arange(64, dtype=np.int64))
+        index = block[:, None] * MX_BLOCK + np.arange(MX_BLOCK)
+        wide = np.broadcast_to(mask, index.shape)
+        return [(("O", ALL_TILES), token, index, value, wide)]
