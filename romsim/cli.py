@@ -27,6 +27,7 @@ _COMMANDS = {
     "compile": ("romsim.commands.compile", "compile a model into a chip description"),
     "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),
     "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
+    "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
     "doctor": ("romsim.commands.doctor", "say which tools are here and what is missing"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +30,7 @@ __all__ = [
     "require_images",
 ]
 
-ENGINES = ("cycle", "reference", "timing")
+ENGINES = ("cycle", "reference", "rtl", "timing")
 
 
 class Engine(Protocol):
@@ -270,8 +270,8 @@ def check_engine(name: str, description: Description) -> None:
         raise SpecError(f"Engine must be one of {', '.join(ENGINES)}, not {name!r}{hint}")
     if name == "timing":
         raise SpecError(
-            "Engine must be cycle or reference to give values, not 'timing', which gives cycles "
-            "alone"
+            "Engine must be cycle, reference or rtl to give values, not 'timing', which gives "
+            "cycles alone"
         )
     require_images(description, f"Engine {name!r}")
 
@@ -284,6 +284,7 @@ def make_engine(
     adapter: str | None = None,
     loras: Mapping[str, str | Path] | None = None,
     device: str = "cpu",
+    progress: Callable[[str, float], None] | None = None,
 ) -> Engine:
     """Return the engine of that name, ready for a prompt.
 
@@ -295,6 +296,8 @@ def make_engine(
         Resident adapter to use.
     loras
         Name to PEFT folder of the adapter, for the reference.
+    progress
+        Called with stages of an engine's preparation: the RTL is built first.
 
     Raises
     ------
@@ -304,14 +307,18 @@ def make_engine(
     check_engine(name, description)
     if adapter is not None:
         check_resident(description, adapter)
-    if name == "cycle":
+    if name in ("cycle", "rtl"):
         for option, value in (("--model", model), ("--lora", loras)):
             if value:
                 raise SpecError(
-                    f"{option} must be used with --engine reference, not with cycle, which runs "
+                    f"{option} must be used with --engine reference, not with {name}, which runs "
                     f"from the description alone"
                 )
-        return CycleEngine(description, adapter=adapter)
+        if name == "cycle":
+            return CycleEngine(description, adapter=adapter)
+        from romsim.engine_rtl import RtlEngine
+
+        return RtlEngine(description, adapter=adapter, progress=progress)
     opened = open_adapters(description, adapter, loras)
     checkpoint = open_source(description, model)
     return ReferenceEngine(description, checkpoint, adapter=adapter, loras=opened, device=device)

@@ -89,6 +89,7 @@ def compare_rtl(
     prompt: Sequence[int],
     *,
     n_new: int,
+    adapter: str | None = None,
     trace: bool = True,
     options: BuildOptions | None = None,
     sram_seed: int | None = None,
@@ -98,6 +99,8 @@ def compare_rtl(
 
     Parameters
     ----------
+    adapter
+        Resident adapter to use.
     trace
         Compare SRAM writes and issues as well as tokens, logits and cycles.
     options
@@ -120,7 +123,8 @@ def compare_rtl(
         with RtlRun(
             description, options=options, trace=file, sram_seed=sram_seed, progress=progress
         ) as chip:
-            _Comparison(description, chip, file, tally).run(prompt, n_new, progress)
+            comparison = _Comparison(description, chip, file, tally, adapter)
+            comparison.run(prompt, n_new, progress)
     return tally.report(len(prompt) + n_new)
 
 
@@ -128,9 +132,15 @@ class _Comparison:
     """One run on both machines, side by side."""
 
     def __init__(
-        self, description: Description, chip: RtlRun, file: Path | None, tally: _Tally
+        self,
+        description: Description,
+        chip: RtlRun,
+        file: Path | None,
+        tally: _Tally,
+        adapter: str | None,
     ) -> None:
-        self._chip, self._tally = chip, tally
+        self._chip, self._tally, self._adapter = chip, tally, adapter
+        chip.use_adapter(adapter)
         self._words: list[SramWrite] = []
         self._model = CycleModel(description, trace=None if file is None else self._words.append)
         self._reader = None if file is None else TraceReader(file)
@@ -139,14 +149,14 @@ class _Comparison:
     def run(
         self, prompt: Sequence[int], n_new: int, progress: Callable[[str, float], None] | None
     ) -> None:
-        expected = self._model.prefill(prompt)
+        expected = self._model.prefill(prompt, adapter=self._adapter)
         got = self._chip.prefill(prompt, begin=True)
         self._compare(0, expected.chunks, got, expected.logits)
         token = expected.next_token
         for number in range(n_new):
             if progress is not None:
                 progress("comparing", (len(prompt) + number) / (len(prompt) + n_new))
-            step = self._model.step(token)
+            step = self._model.step(token, adapter=self._adapter)
             result = self._chip.step(token)
             timeline = Timeline(events=step.timeline, cycles=step.cycles)
             self._compare(step.position, (timeline,), [result], step.logits)

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from romsim.commands.arguments import adapter_folders, token_ids
-from romsim.commands.output import emit_json, json_option, say
+from romsim.commands.output import Progress, emit_json, json_option, say
 from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ _ONLY_WITH_VALUES = (
 @click.option("--chat", help="A user's message, put into the model's chat template.")
 @click.option("--tokens", help="Token ids, separated by commas.")
 @click.option("--max-tokens", default=64, show_default=True, help="New tokens at most.")
-@click.option("--engine", default="cycle", show_default=True, help="cycle, reference or timing.")
+@click.option(
+    "--engine", default="cycle", show_default=True, help="cycle, reference, rtl or timing."
+)
 @click.option("--temperature", default=0.0, show_default=True, help="0 for greedy.")
 @click.option("--top-k", default=0, show_default=True, help="Candidates kept; 0 for all.")
 @click.option("--seed", default=0, show_default=True, help="Fixes every draw.")
@@ -96,7 +98,11 @@ def command(
     check_length(loaded, len(ids), max_tokens)
     sampler = Sampler(temperature=temperature, top_k=top_k, seed=seed)
     folders = adapter_folders(lora)
-    machine = make_engine(engine, loaded, model=model, adapter=adapter, loras=folders)
+    progress = Progress()
+    machine = make_engine(
+        engine, loaded, model=model, adapter=adapter, loras=folders, progress=progress
+    )
+    progress.clear()
     if not as_json and prompt is not None:
         click.echo(prompt, nl=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
+from romsim_rtl.adapter_images import adapter_bases, configuration_writes, lora_sizes
+from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chip
 from romsim_rtl.rom_files import PROGRAMS
 from romsim_rtl.toolchain import ToolError
@@ -116,6 +119,9 @@ class RtlRun:
         )
         if self._line() != ["ready"]:
             raise self._died()
+        self._bases = adapter_bases(description)
+        if self._bases:
+            self._load_adapters()
 
     def __enter__(self) -> RtlRun:
         """Give the run itself."""
@@ -203,6 +209,45 @@ class RtlRun:
     def step(self, token: int) -> ProgramResult:
         """Execute ``decode`` for one token."""
         return self.run("decode", [token])
+
+    def use_adapter(self, name: str | None) -> None:
+        """Choose a resident adapter for the programs that follow, or none.
+
+        Raises
+        ------
+        SpecError
+            If there is none of that name.
+        """
+        if name is None:
+            self._send("adapter")
+            return
+        if name not in self._bases:
+            listed = ", ".join(sorted(self._bases)) or "none"
+            raise SpecError(f"Adapter must be a resident one: {listed}; not {name!r}")
+        self._send(f"adapter {self._bases[name]}")
+
+    def _load_adapters(self) -> None:
+        sizes = AttentionSizes.of(
+            self.description.target,
+            self.description.spec,
+            context=self.description.context,
+            linear_frac=self.description.numerics.linear_frac,
+        )
+        lora = lora_sizes(self.description)
+        assert lora is not None
+        words = np.array(
+            [
+                (w.kind | w.tile << 8, w.address, w.chunk, w.data & 0xFFFFFFFF, w.data >> 32)
+                for w in configuration_writes(self.description, sizes, lora)
+            ],
+            dtype="<u4",
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "adapters")
+            words.tofile(file)
+            self._send(f"load {file}")
+            if self._line() != ["loaded"]:
+                raise self._died()
 
     def close(self) -> None:
         """End the simulation; every file that it writes is complete."""

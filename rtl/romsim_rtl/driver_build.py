@@ -101,6 +101,8 @@ def build_chip(
     say("compiling", 0.2)
     defines = ["+define+ROMSIM_TRACE"] if options.trace else []
     flags = ["-DROMSIM_TRACE"] if options.trace else []
+    if description.manifest["adapters"]:
+        flags.append("-DROMSIM_LORA")
     with as_file(files("romsim_rtl").joinpath("cpp")) as cpp:
         built = verilate(
             [verilog / name for name in (verilog / "filelist.f").read_text().split()],
@@ -168,8 +170,11 @@ def _shape_key(description: Description) -> str:
     }
     digest = hashlib.sha256(_code_digest())
     digest.update(json.dumps(facts, sort_keys=True).encode())
-    digest.update((description.path / "tables.json").read_bytes())
-    digest.update((description.path / "program.json").read_bytes())
+    files_of = description.manifest["files"]
+    for name in sorted(files_of):
+        # an adapter's shape decides how large its memories are
+        if name in ("tables.json", "program.json") or name.startswith("lora/"):
+            digest.update(f"{name} {files_of[name]['sha256']}".encode())
     return digest.hexdigest()
 
 

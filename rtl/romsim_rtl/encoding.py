@@ -15,6 +15,7 @@ from romsim_models.spec import ModelSpec
 
 __all__ = [
     "FIELDS",
+    "LORA_GROUPS",
     "OPS",
     "WORD_BITS",
     "encode",
@@ -54,7 +55,7 @@ FIELDS: dict[str, tuple[int, bool]] = {
     "to_y": (1, False),  # attn_out, glu: write int32 to Y instead of MXINT8 to the x buffer
     "from_y": (1, False),  # norm: read Y instead of X
     # matvec, embed: where and how to read ROM
-    "base": (24, False),
+    "base": (24, False),  # lora: the group's entry in an adapter's part of the adapter table
     "steps": (20, False),
     "wpc": (8, False),
     "planes": (4, False),
@@ -77,6 +78,9 @@ FIELDS: dict[str, tuple[int, bool]] = {
     "group_words": (8, False),  # blocks of 32 that share one scale
     "first_row": (20, False),  # where in Y the first row goes: split groups share a vector
 }
+
+LORA_GROUPS = ("qkv", "o", "gu", "down")
+"""Groups of a layer that an adapter may extend, in the order of the adapter table."""
 
 WORD_BITS = sum(bits for bits, _ in FIELDS.values())
 
@@ -153,6 +157,9 @@ def encode(instruction: Instruction, description: Description) -> int:
     if instruction.op in ("matvec", "embed") and instruction.operand:
         group = description.groups[instruction.operand]
         values |= _matrix(group) | {"first_row": first_row(group, description.spec)}
+    elif instruction.op == "lora":
+        kind = LORA_GROUPS.index(instruction.operand.rpartition(".")[2])
+        values["base"] = instruction.layer * len(LORA_GROUPS) + kind
     elif instruction.op == "norm":
         gain = description.gains[instruction.operand]
         values |= {

@@ -91,12 +91,16 @@ class Sequencer(wiring.Component):
     cmd_program, cmd_tokens, cmd_reset : In
         Program, its tokens (20 bits each, the first lowest), and whether the sequence begins anew
         at position 0 instead of after the last command's tokens.
+    cmd_adapted, cmd_adapter : In(1), In(20)
+        Whether an adapter is used, and its first entry of the adapter table.
     done_valid, done_ready
         A program is over; its result is taken in a cycle in which both are 1.
     start_v, start_l, start_h, instr, pos
         Issue.
     start_embed, token
         ``embed`` is issued to unit V; its token.
+    is_adapted, adapter_base
+        The adapter of the running program.
     busy_v, busy_l, busy_h
         State of the units.
     count_cycles, count_wait, count_v, count_l, count_h : Out(48)
@@ -113,12 +117,16 @@ class Sequencer(wiring.Component):
             "cmd_program": In(address_bits(len(config.starts))),
             "cmd_tokens": In(20 * config.n_inflight),
             "cmd_reset": In(1),
+            "cmd_adapted": In(1),
+            "cmd_adapter": In(20),
             "done_valid": Out(1),
             "done_ready": In(1),
             "instr": Out(WORD_BITS),
             "pos": Out(16),
             "start_embed": Out(1),
             "token": Out(20),
+            "is_adapted": Out(1),
+            "adapter_base": Out(20),
         }
         members |= {f"start_{unit}": Out(1) for unit in "vlh"}
         members |= {f"busy_{unit}": In(1) for unit in "vlh"}
@@ -176,6 +184,10 @@ class Sequencer(wiring.Component):
             m.d.sync += [
                 token.eq(self.cmd_tokens[20 * index : 20 * index + 20])
                 for index, token in enumerate(tokens)
+            ]
+            m.d.sync += [
+                self.is_adapted.eq(self.cmd_adapted),
+                self.adapter_base.eq(self.cmd_adapter),
             ]
             with m.If(self.cmd_reset):
                 m.d.sync += position.eq(0)

@@ -10,9 +10,12 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
+from romsim_rtl.adapter_images import lora_sizes
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.encoding import first_row
 from romsim_rtl.hside import HSide
+from romsim_rtl.lora_side import configuration_members
+from romsim_rtl.lora_sizes import LORA_CYCLES, LORA_OFF_CYCLES
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.rom_files import program_words
@@ -36,6 +39,10 @@ class Top(wiring.Component):
     -------
     cmd_valid, cmd_ready, cmd_program, cmd_tokens, cmd_reset
         Host commands; see `romsim_rtl.sequencer.Sequencer`.
+    cmd_adapted, cmd_adapter : In(1), In(20)
+        The adapter of a command; where adapters are resident.
+    cfg_kind, cfg_tile, cfg_addr, cfg_chunk, cfg_data : In
+        Loading of adapters between programs; see `romsim_rtl.lora_side.configuration_members`.
     done_valid, done_ready, done_token : Out(1), In(1), Out(20)
         A program is over, and the lowest token among those with the largest logit; it stands
         until the next program with an LM head ends.
@@ -94,6 +101,9 @@ class Top(wiring.Component):
             "count_clipped": Out(32),
         }
         members |= {f"count_{name}": Out(48) for name in _COUNTERS}
+        self.lora = lora_sizes(description)
+        if self.lora is not None:
+            members |= {"cmd_adapted": In(1), "cmd_adapter": In(20)} | configuration_members()
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -147,7 +157,7 @@ class Top(wiring.Component):
     def _h_side(self, block_bits: int) -> HSide:
         spec = self.description.spec
         longest = max(spec.q_dim + 2 * spec.kv_dim, 2 * spec.hidden_dim, spec.dim)
-        return HSide(sizes=self.h_sizes, n_rows=longest, block_bits=block_bits)
+        return HSide(sizes=self.h_sizes, n_rows=longest, block_bits=block_bits, lora=self.lora)
 
     def _buses(self, m: Module, v: Any, l_side: Any, h: Any) -> None:
         """Broadcast, collected rows, the embedding's row, and what V reads of H."""
@@ -180,6 +190,13 @@ class Top(wiring.Component):
     def _host(self, m: Module, sequencer: Any, v: Any, l_side: Any, h: Any) -> None:
         for name in ("cmd_valid", "cmd_program", "cmd_tokens", "cmd_reset", "done_ready"):
             m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
+        if self.lora is not None:
+            for name in ("cmd_adapted", "cmd_adapter"):
+                m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
+            for name in ("is_adapted", "adapter_base"):
+                m.d.comb += getattr(h, name).eq(getattr(sequencer, name))
+            for name in configuration_members():
+                m.d.comb += getattr(h, name).eq(getattr(self, name))
         for name in ("cmd_ready", "done_valid", *(f"count_{name}" for name in _COUNTERS)):
             m.d.comb += getattr(self, name).eq(getattr(sequencer, name))
         m.d.comb += [
@@ -202,11 +219,13 @@ def _check(description: Description) -> None:
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
         )
-    if target.latency.token != TOKEN_CYCLES:
-        raise SpecError(
-            f"latency.token of target {target.name!r} must be {TOKEN_CYCLES}, the RTL's, "
-            f"not {target.latency.token!r}; leave it out of the target"
-        )
+    depths = {"token": TOKEN_CYCLES, "lora": LORA_CYCLES, "lora_off": LORA_OFF_CYCLES}
+    for name, cycles in depths.items():
+        if getattr(target.latency, name) != cycles:
+            raise SpecError(
+                f"latency.{name} of target {target.name!r} must be {cycles}, the RTL's, "
+                f"not {getattr(target.latency, name)!r}; leave it out of the target"
+            )
     for name in ("n_slots", "n_batch"):
         if getattr(target.schedule, name) != 1:
             raise SpecError(

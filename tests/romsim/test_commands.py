@@ -309,7 +309,8 @@ def test_trace_is_written_after_a_run_and_not_before(
         ),
         (
             ["--prompt", "a", "--engine", "cicle"],
-            "Engine must be one of cycle, reference, timing, not 'cicle'; did you mean 'cycle'?",
+            "Engine must be one of cycle, reference, rtl, timing, not 'cicle'; did you mean "
+            "'cycle'?",
         ),
         (
             ["--prompt", "a", "--temperature", "-1"],

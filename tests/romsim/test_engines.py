@@ -46,15 +46,22 @@ def test_engines_give_the_same_logits(
 def test_unknown_engine_is_refused_with_the_nearest(tiny: Description, shape: Description) -> None:
     for chip in (tiny, shape):  # the name comes first
         refused(
-            "Engine must be one of cycle, reference, timing, not 'cycles'; did you mean 'cycle'?",
+            "Engine must be one of cycle, reference, rtl, timing, not 'cycles'; did you mean "
+            "'cycle'?",
             make_engine, "cycles", chip,
         )  # fmt: skip
-    refused("Engine must be one of cycle, reference, timing, not 'rtl'", check_engine, "rtl", tiny)
+    refused(
+        "Engine must be one of cycle, reference, rtl, timing, not 'fpga'",
+        check_engine,
+        "fpga",
+        tiny,
+    )
 
 
 def test_timing_gives_no_values(tiny: Description) -> None:
     refused(
-        "Engine must be cycle or reference to give values, not 'timing', which gives cycles alone",
+        "Engine must be cycle, reference or rtl to give values, not 'timing', which gives cycles "
+        "alone",
         make_engine, "timing", tiny,
     )  # fmt: skip
 

@@ -3,6 +3,9 @@
 //
 //   run PROGRAM RESET TOKEN...   execute a program for its tokens
 //   greedy COUNT                 execute `decode` COUNT times, each for the token of the last result
+//   adapter BASE                 use the adapter with that first entry from now on; without BASE, none
+//   load FILE                    write a file of five words of 32 bits a cycle into the adapters'
+//                                memories: kind | tile << 8, address, chunk, data (low, high)
 //
 // Answer to each executed program, a line: `done TOKEN CYCLES CLIPPED ISSUED N_LOGITS`, followed by
 // N_LOGITS int32. CYCLES is the time from the first issue until the next program may begin.
@@ -35,6 +38,8 @@ struct Chip {
   std::uint64_t limit = 0;
   std::vector<std::int32_t> logits;
   std::size_t n_logits = 0;
+  bool is_adapted = false;
+  std::uint32_t adapter = 0;
 #ifdef ROMSIM_TRACE
   Trace trace;
 #endif
@@ -103,6 +108,10 @@ std::uint32_t execute(Chip& chip, unsigned program, bool reset,
   top.cmd_valid = 1;
   top.cmd_program = program;
   top.cmd_reset = reset;
+#ifdef ROMSIM_LORA
+  top.cmd_adapted = chip.is_adapted;
+  top.cmd_adapter = chip.adapter;
+#endif
   for (unsigned index = 0; index < tokens.size(); ++index) set_token(chip, index, tokens[index]);
 #ifdef ROMSIM_TRACE
   chip.trace.begin_program(chip.cycle);
@@ -130,6 +139,25 @@ std::uint32_t execute(Chip& chip, unsigned program, bool reset,
   std::fwrite(chip.logits.data(), sizeof(std::int32_t), chip.n_logits, stdout);
   std::fflush(stdout);
   return token;
+}
+
+void load(Chip& chip, const std::string& name) {
+  std::FILE* file = std::fopen(name.c_str(), "rb");
+  if (!file) fail("Adapter image must be a readable file, not " + name);
+#ifdef ROMSIM_LORA
+  Vromsim_top& top = *chip.top;
+  for (std::uint32_t words[5]; std::fread(words, sizeof words, 1, file) == 1;) {
+    top.cfg_kind = words[0] & 255;
+    top.cfg_tile = words[0] >> 8;
+    top.cfg_addr = words[1];
+    top.cfg_chunk = words[2];
+    top.cfg_data = words[3] | static_cast<std::uint64_t>(words[4]) << 32;
+    chip.step();
+  }
+  top.cfg_kind = 0;
+  for (int count = 0; count < 4; ++count) chip.step();
+#endif
+  std::fclose(file);
 }
 
 const char* option(int argc, char** argv, const char* name) {
@@ -193,8 +221,15 @@ int main(int argc, char** argv) {
       for (std::uint32_t count = 0; count < numbers[0]; ++count) {
         token = execute(chip, 0, false, {token});
       }
+    } else if (word == "adapter" && numbers.size() <= 1) {
+      chip.is_adapted = !numbers.empty();
+      chip.adapter = numbers.empty() ? 0 : numbers[0];
+    } else if (word == "load") {
+      load(chip, line.substr(5));
+      std::printf("loaded\n");
+      std::fflush(stdout);
     } else {
-      fail("Command must be run or greedy with its numbers, not " + word);
+      fail("Command must be run, greedy, adapter or load with its operands, not " + word);
     }
   }
 #if VM_TRACE_FST
