@@ -130,7 +130,7 @@ class Latency:
     """Pipeline depths of the template, in cycles; the same for every target."""
 
     embed: int = 7
-    sincos: int = 5
+    sincos: int = 6
     norm: int = 25
     matvec: int = 11
     rope: int = 11
