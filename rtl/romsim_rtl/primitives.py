@@ -96,7 +96,10 @@ def bit_length(m: Module, value: Value, name: str) -> Signal:
 
 
 def wire(m: Module, value: Value, name: str) -> Signal:
-    """Give a value that is read several times a name: Amaranth writes an expression out anew."""
+    """Give a value that is read several times a name: Amaranth writes an expression out anew.
+
+    Outside of any ``m.If``, or the name holds the value under that condition only.
+    """
     signal = Signal(value.shape(), name=name)
     m.d.comb += signal.eq(value)
     return signal

@@ -107,11 +107,13 @@ class SinCos(wiring.Component):
             is_odd, is_back = quadrant[0], quadrant[1]
             sine = wire(m, Mux(is_odd, b, a), f"sine{k}")
             cosine = wire(m, Mux(is_odd, a, b), f"cosine{k}")
+            results = lane_signals(f"result{k}_", 2, 22)
             with m.If(stages[3]):
                 m.d.sync += [
-                    self.sin[k].eq(Mux(is_back, -sine, sine)),
-                    self.cos[k].eq(Mux(is_back ^ is_odd, -cosine, cosine)),
+                    results[0].eq(Mux(is_back, -sine, sine)),
+                    results[1].eq(Mux(is_back ^ is_odd, -cosine, cosine)),
                 ]
+            m.d.comb += [self.sin[k].eq(results[0]), self.cos[k].eq(results[1])]
         return m
 
     def _look_up(self, m: Module, quarter: Memory, enable: Value, angle: Value, name: str) -> Any:

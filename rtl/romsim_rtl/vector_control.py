@@ -25,7 +25,7 @@ __all__ = [
 
 LATENCY = {
     "embed": 7,
-    "sincos": 5,
+    "sincos": 6,
     "norm": 25,
     "rope": 11,
     "attn_out": 14,

@@ -121,8 +121,10 @@ def _squared_relu(
         for lane in range(n_lanes):
             positive = Mux(gate[lane][-1], 0, gate[lane][:31])
             m.d.sync += squares[lane].eq(positive * positive)
+    values = [
+        saturate32(wire(m, round_shift(square, frac), f"glu_rounded{lane}"))
+        for lane, square in enumerate(squares)
+    ]
     with m.If(stage[4]):
-        for lane in range(n_lanes):
-            rounded = wire(m, round_shift(squares[lane], frac), f"glu_rounded{lane}")
-            value, is_clipped = saturate32(rounded)
+        for lane, (value, is_clipped) in enumerate(values):
             m.d.sync += [active[lane].eq(value), clips[lane].eq(is_clipped)]

@@ -19,7 +19,7 @@ from amaranth.lib.wiring import In, Out
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.mx_quantizer import MxQuantizer
-from romsim_rtl.primitives import lane_signals, popcount, saturate32, wire
+from romsim_rtl.primitives import add_tree, lane_signals, popcount, saturate32, wire
 from romsim_rtl.vector_attn_out import build_attn_out
 from romsim_rtl.vector_embed import EmbedWord, build_embed
 from romsim_rtl.vector_glu import build_glu
@@ -152,10 +152,12 @@ class VectorGroup(wiring.Component):
 
         sums = lane_signals("sum", LANES, 32)
         sum_clips = Signal(LANES, reset_less=True)
+        totals = [
+            saturate32(wire(m, y[lane] + Mux(self.d_valid, self.d[lane], 0), f"y_and_d{lane}"))
+            for lane in range(LANES)
+        ]
         with m.If(self.sum_en):
-            for lane in range(LANES):
-                term = Mux(self.d_valid, self.d[lane], 0)
-                total, is_clipped = saturate32(wire(m, y[lane] + term, f"y_and_d{lane}"))
+            for lane, (total, is_clipped) in enumerate(totals):
                 m.d.sync += [
                     sums[lane].eq(Mux(self.in_mask[lane], total, 0)),
                     sum_clips[lane].eq(is_clipped & self.in_mask[lane]),
@@ -179,27 +181,30 @@ class VectorGroup(wiring.Component):
         embedded = build_embed(m, self, config.embed, LANES)
 
         v_clips = Signal(LANES, reset_less=True)
-        with m.If(self.res_en):
-            m.d.sync += v_mask.eq(self.out_mask)
-            for lane in range(LANES):
-                chosen = Mux(
-                    self.is_norm,
-                    normed[lane],
+        chosen = [
+            Mux(
+                self.is_norm,
+                normed[lane],
+                Mux(
+                    self.is_rope,
+                    roped[lane],
                     Mux(
-                        self.is_rope,
-                        roped[lane],
+                        self.is_glu,
+                        glued[lane],
                         Mux(
-                            self.is_glu,
-                            glued[lane],
-                            Mux(
-                                self.is_attn,
-                                attended[lane],
-                                Mux(self.is_resid, x[lane] + sums[lane], embedded[lane]),
-                            ),
+                            self.is_attn,
+                            attended[lane],
+                            Mux(self.is_resid, x[lane] + sums[lane], embedded[lane]),
                         ),
                     ),
-                )
-                value, is_clipped = saturate32(wire(m, chosen, f"chosen{lane}"))
+                ),
+            )
+            for lane in range(LANES)
+        ]
+        values = [saturate32(wire(m, one, f"chosen{lane}")) for lane, one in enumerate(chosen)]
+        with m.If(self.res_en):
+            m.d.sync += v_mask.eq(self.out_mask)
+            for lane, (value, is_clipped) in enumerate(values):
                 m.d.sync += [
                     v[lane].eq(Mux(self.out_mask[lane], value, 0)),
                     v_clips[lane].eq(is_clipped & self.out_mask[lane]),
@@ -227,12 +232,14 @@ class VectorGroup(wiring.Component):
         counted = [(valid, clips) for valid, clips in counted if clips is not None]
         is_counted = Signal()
         m.d.comb += is_counted.eq(Cat(valid & clips.any() for valid, clips in counted).any())
+        n_clips = Signal(7, reset_less=True)
+        was_counted = Signal()
+        m.d.sync += was_counted.eq(is_counted)
         with m.If(is_counted):
-            m.d.sync += self.n_sat.eq(
-                sum((Mux(valid, popcount(clips), 0) for valid, clips in counted), start=0)
+            m.d.sync += n_clips.eq(
+                add_tree([Mux(valid, popcount(clips), 0) for valid, clips in counted])
             )
-        with m.Else():
-            m.d.sync += self.n_sat.eq(0)
+        m.d.comb += self.n_sat.eq(Mux(was_counted, n_clips, 0))
         return m
 
     def _x_buffer(self, m: Module, v: list[Signal], v_mask: Signal) -> list[Value]:

@@ -34,10 +34,13 @@ def build_norm(m: Module, group: Any, source: list[Value]) -> list[Value]:
     m.d.comb += [one.eq(group.is_norm & group.s[index]) for index, one in enumerate(stage)]
 
     u = lane_signals("norm_u", n_lanes, _U_BITS)
+    lefts = [
+        wire(m, left_shift(value, group.u_left, 33), f"norm_left{lane}")
+        for lane, value in enumerate(source)
+    ]
     with m.If(first[0]):
-        for lane, value in enumerate(source):
+        for lane, left in enumerate(lefts):
             # one of the two shifts is 0
-            left = wire(m, left_shift(value, group.u_left, 33), f"norm_left{lane}")
             rounded = round_shift_by(left, group.u_right)
             m.d.sync += u[lane].eq(Mux(group.in_mask[lane], rounded, 0))
     square = lane_signals("norm_square", n_lanes, 2 * (_U_BITS - 1), is_signed=False)
@@ -49,8 +52,10 @@ def build_norm(m: Module, group: Any, source: list[Value]) -> list[Value]:
             one.eq(add_tree(list(square[8 * index : 8 * index + 8])))
             for index, one in enumerate(part)
         ]
+    squares = Signal(54, name="norm_squares", reset_less=True)
     with m.If(first[3]):
-        m.d.sync += group.squares.eq(add_tree(list(part)))
+        m.d.sync += squares.eq(add_tree(list(part)))
+    m.d.comb += group.squares.eq(squares)
 
     moved = lane_signals("norm_x", n_lanes, 32)
     with m.If(stage[0]):

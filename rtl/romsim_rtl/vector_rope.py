@@ -64,12 +64,14 @@ def build_rope(
             ]
     rotated = lane_signals("rope_rotated", n_lanes, 32)
     clips = Signal(n_lanes, reset_less=True)
+    values = []
+    for lane in range(n_lanes):
+        other = with_sine[lane ^ 1]
+        total = with_cosine[lane] + other if lane & 1 else with_cosine[lane] - other
+        rounded = round_shift(wire(m, total, f"rope_total{lane}"), 20)
+        values.append(saturate32(wire(m, rounded, f"rope_turned{lane}")))
     with m.If(stage[2]):
-        for lane in range(n_lanes):
-            other = with_sine[lane ^ 1]
-            total = with_cosine[lane] + other if lane & 1 else with_cosine[lane] - other
-            turned = wire(m, round_shift(wire(m, total, f"rope_total{lane}"), 20), f"turned{lane}")
-            value, is_clipped = saturate32(turned)
+        for lane, (value, is_clipped) in enumerate(values):
             m.d.sync += [
                 rotated[lane].eq(Mux(turns[1], value, kept[lane])),
                 clips[lane].eq(is_clipped & turns[1]),

@@ -156,21 +156,39 @@ def build_rope_scalars(
     )
     token_word = (control.token * head_blocks)[: address_bits(sizes.n_inflight * head_blocks)]
     per_word = 16 // n_groups
+    # one set of registers for all groups: as wires these copies would be made in every cycle
+    angles = Signal(16 * 44, name="angles", reset_less=True)
+    mask = Signal(16, name="angles_mask", reset_less=True)
     written = Signal(8, name="angles_written", reset_less=True)
+    place = written[: (per_word - 1).bit_length()]
+    word = Signal(max(1, len(written) - len(place)), name="angles_word", reset_less=True)
+    is_filled = Signal(name="angles_filled")
+    m.d.sync += is_filled.eq(sincos.done)
     with m.If(control.first):
         m.d.sync += written.eq(0)
     with m.Elif(sincos.done):
         m.d.sync += written.eq(written + 1)
-    place = written[: (per_word - 1).bit_length()]
-    mask = Cat((place == lane // n_groups) if per_word > 1 else Const(1, 1) for lane in range(16))
+    with m.If(sincos.done):
+        m.d.sync += [
+            word.eq(written[len(place) :]),
+            mask.eq(
+                Cat(
+                    (place == lane // n_groups) if per_word > 1 else Const(1, 1)
+                    for lane in range(16)
+                )
+            ),
+            angles.eq(
+                Cat(
+                    Cat(sincos.sin[lane % n_groups], sincos.cos[lane % n_groups])
+                    for lane in range(16)
+                )
+            ),
+        ]
     m.d.comb += [
         sincos.start.eq(control.run1 & control.is_sincos),
         sincos.index.eq(control.c1),
         sincos.pos.eq(pos),
     ]
-    angles = Cat(
-        Cat(sincos.sin[lane % n_groups], sincos.cos[lane % n_groups]) for lane in range(16)
-    )
     q_blocks = sizes.q_dim // 32
     turned_blocks = q_blocks + sizes.n_kv_heads * head_blocks
     reads = Signal(name="angles_read")
@@ -194,8 +212,8 @@ def build_rope_scalars(
             group.turns.eq(turns),
             group.sc_r_en.eq(reads),
             group.sc_r_addr.eq(token_word + within),
-            group.sc_w_en.eq(sincos.done),
-            group.sc_w_addr.eq(token_word + (written // per_word)),
+            group.sc_w_en.eq(is_filled),
+            group.sc_w_addr.eq(token_word + word),
             group.sc_w_mask.eq(mask),
             group.sc_w_data.eq(angles),
         ]

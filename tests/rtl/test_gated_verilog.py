@@ -12,9 +12,10 @@ from amaranth.hdl import Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from romsim_rtl import yosys_lowering
 from romsim_rtl.gated_verilog import write_verilog
 from romsim_rtl.primitives import round_shift, round_shift_by, saturate32, wire
-from romsim_rtl.toolchain import lint
+from romsim_rtl.toolchain import ToolError, lint
 from tests.rtl.poke import Simulation
 from tests.rtl.stepped import simulate
 
@@ -110,6 +111,16 @@ def test_the_same_component_gives_the_same_bytes() -> None:
     first = write_verilog(Mixed(), "mixed")
     write_verilog(Mixed(), "another")
     assert write_verilog(Mixed(), "mixed") == first
+
+
+def test_a_failing_yosys_is_an_error_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yosys_lowering, "__file__", "/nowhere.py")
+    message = (
+        r"^Verilog of 'mixed' must come out of yosys, not exit status 2: "
+        r"\".*can't open file '/nowhere.py': \[Errno 2\] No such file or directory\"$"
+    )
+    with pytest.raises(ToolError, match=message):
+        write_verilog(Mixed(), "mixed")
 
 
 def test_arithmetic_of_a_stage_stands_in_its_block() -> None:

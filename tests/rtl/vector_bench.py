@@ -263,10 +263,10 @@ class Bench:
         return _parse(log.read_text(), self.shape)
 
 
-def emit(shape: Shape, folder: Path) -> list[Path]:
+def emit(shape: Shape, folder: Path, gain_words: Sequence[int] = ()) -> list[Path]:
     """Write the unit's Verilog."""
     platform = VerilogPlatform()
-    unit = shape.unit()
+    unit = shape.unit(gain_words)
     top = folder / "romsim_vector.v"
     top.write_text(write_verilog(unit, "romsim_vector", platform, unread=unit.unread_bits()))
     files = [top]
