@@ -19,6 +19,7 @@ from romsim_rtl.encoding import first_row
 from romsim_rtl.lside import LSideConfig
 from romsim_rtl.lside_run import MATVEC_CYCLES
 from romsim_rtl.memory import address_bits
+from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,7 @@ class WordMap:
             "x": address_bits(-(-spec.dim // self._lanes)),
             "y": address_bits(-(-longest // self._lanes) + 1),
         }
+        self._hop = target.network.broadcast_cycles
         self._y_banks = target.schedule.n_inflight if spec.has_sub_norms else 1
 
     # what the cycle model says
@@ -122,7 +124,9 @@ class WordMap:
             elif instruction.op == "embed":
                 cycles = self._embed_cycles(word, instruction, index)
             else:
-                cycles = word.idle - 1 - pace * (count - 1 - word.beat)
+                # values that go to Y are there before those of x buffers are quantised and sent
+                early = QUANTIZER_CYCLES + self._hop if word.memory == "Y" else 0
+                cycles = word.idle - 1 - early - pace * (count - 1 - word.beat)
             return [(word.memory, index, values, cycles)]
         if word.memory == "XB":
             padded = np.zeros(_XB_WORD, dtype=np.int64)
