@@ -17,6 +17,7 @@ __all__ = [
     "command_signature",
     "delay",
     "delay_command",
+    "held",
     "maximum_signature",
     "valid_chain",
 ]
@@ -100,6 +101,13 @@ def valid_chain(m: Module, start: Any, n_stages: int, name: str) -> list[Any]:
     return chain
 
 
+def held(m: Module, port: Any) -> Any:
+    """Return a register behind an output: as data, it has no reset, which ports would have."""
+    register = Signal(port.shape(), name=f"{port.name}_held", reset_less=True)
+    m.d.comb += port.eq(register)
+    return register
+
+
 def delay(
     m: Module, valid: Any, values: Mapping[str, Value], cycles: int, name: str
 ) -> tuple[Any, dict[str, Any]]:
@@ -143,6 +151,6 @@ def delay_command(m: Module, command: Any, cycles: int) -> Any:
                 m.d.sync += target.eq(before)
             else:
                 with m.If(busy):
-                    m.d.sync += target.eq(before)
+                    m.d.sync += held(m, target).eq(before)
         command = after
     return command

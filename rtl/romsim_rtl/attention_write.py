@@ -9,6 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from romsim_rtl.attention_command import held
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes, log2
 from romsim_rtl.memory import address_bits
 
@@ -154,22 +155,22 @@ class BroadcastWriter(wiring.Component):
                     write.q_en[bank].eq(place["lane"] & present.replicate(len(place["lane"]))),
                     write.k_en[bank].eq(place["is_k"] & present),
                     write.v_en[bank].eq(place["is_v"] & present),
-                    write.kv_addr[bank].eq(base + place["offset"]),
-                    write.q_addr[bank].eq(
+                    held(m, write.kv_addr[bank]).eq(base + place["offset"]),
+                    held(m, write.q_addr[bank]).eq(
                         Cat(place["word"], self.bc_token[: address_bits(sizes.n_inflight)])
                         if sizes.n_inflight > 1
                         else place["word"]
                     ),
                 ]
-                m.d.sync += self._word(bank, place["block"])
+                m.d.sync += self._word(m, bank, place["block"])
             with m.Else():
                 m.d.sync += [write.q_en[bank].eq(0), write.k_en[bank].eq(0), write.v_en[bank].eq(0)]
         if sizes.n_tiles > 1:
             with m.If(valid):
-                m.d.sync += write.tile.eq(self.bc_pos[: log2(sizes.n_tiles)])
+                m.d.sync += held(m, write.tile).eq(self.bc_pos[: log2(sizes.n_tiles)])
         return m
 
-    def _word(self, bank: int, block: Any) -> list[Any]:
+    def _word(self, m: Module, bank: int, block: Any) -> list[Any]:
         """Put the beat's blocks where the word wants them: which of them counts, the mask says."""
         sizes = self.sizes
         if sizes.n_banks == 1:
@@ -179,7 +180,7 @@ class BroadcastWriter(wiring.Component):
             groups = [bank] * sizes.word_blocks
             mask = Mux(self.bc_mask[bank], Const(1, sizes.word_blocks) << block, 0)
         return [
-            self.write.mask[bank].eq(mask),
-            self.write.codes[bank].eq(Cat(self.bc_codes[group] for group in groups)),
-            self.write.shifts[bank].eq(Cat(self.bc_shift[group] for group in groups)),
+            held(m, self.write.mask[bank]).eq(mask),
+            held(m, self.write.codes[bank]).eq(Cat(self.bc_codes[group] for group in groups)),
+            held(m, self.write.shifts[bank]).eq(Cat(self.bc_shift[group] for group in groups)),
         ]

@@ -100,6 +100,26 @@ class HSide(wiring.Component):
             members |= {"is_adapted": In(1), "adapter_base": In(20)} | configuration_members()
         super().__init__(members)
 
+    @staticmethod
+    def unread_bits() -> dict[str, str]:
+        """Ports of which some bits are not read, for the emission of Verilog."""
+        few = "fewer tokens, layers or blocks than the field can name"
+        return {
+            "instr": "fields of other units",
+            "pos": "the context is shorter than the field can name",
+            "bc_pos": "the context is shorter than the field can name",
+            "bc_token": few,
+            "rd_token": few,
+            "bc_layer": few,
+            "bc_block": few,
+            "d_en": "no adapters, no D",
+            "d_addr": "no adapters, no D",
+            "adapter_base": "fewer entries, words or chunks than the field can name",
+            "cfg_addr": "fewer entries, words or chunks than the field can name",
+            "cfg_tile": few,
+            "cfg_chunk": few,
+        }
+
     def elaborate(self, platform: Any) -> Module:
         """Connect the parts."""
         m = Module()

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
-from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
@@ -206,4 +206,4 @@ class TileScores(wiring.Component):
         for lane in range(1, lanes):
             value = Mux(lane_of == lane, max_sram.r_data[32 * lane : 32 * lane + 32], value)
         with m.If(read):
-            m.d.sync += self.maximum.eq(value)
+            m.d.sync += held(m, self.maximum).eq(value)

@@ -11,7 +11,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.tables import tables
-from romsim_rtl.attention_command import delay, maximum_signature, valid_chain
+from romsim_rtl.attention_command import delay, held, maximum_signature, valid_chain
 from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import round_shift, round_shift_by
@@ -192,4 +192,4 @@ class TileSoftmax(wiring.Component):
             for lane in range(1, lanes):
                 value = Mux(lane_of == lane, sram.r_data[32 * lane : 32 * lane + 32], value)
             with m.If(read):
-                m.d.sync += self.l[group].eq(value)
+                m.d.sync += held(m, self.l[group]).eq(value)

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
-from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.htile_softmax import P_BITS
 from romsim_rtl.memory import Sram, address_bits
@@ -109,7 +109,7 @@ class TileValues(wiring.Component):
                         else Mux(selected[group] == index, sram.r_data, before)
                     )
         with m.If(is_read):
-            m.d.sync += [out.eq(value) for out, value in zip(self.o, values, strict=True)]
+            m.d.sync += [held(m, o).eq(value) for o, value in zip(self.o, values, strict=True)]
         return m
 
     def _accumulate(self, m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:

@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import SHIFT_BITS, AttentionSizes, log2
 from romsim_rtl.lora_command import z_signature
 from romsim_rtl.lora_sizes import N_PROJECTIONS, LoraSizes
@@ -136,7 +136,7 @@ class LoraCollect(wiring.Component):
                 code = round_shift_by(Cat(largest, Const(0, 2)).as_signed(), first)
                 with m.If(sized):
                     # only ±128 has this bit: it asks for one more
-                    m.d.sync += self.z_shift[projection][block].eq(first + code[7])
+                    m.d.sync += held(m, self.z_shift[projection][block]).eq(first + code[7])
 
     def _buffer(self, m: Module, arrived: Any, rows: Any, place: Any) -> list[Any]:
         """Put rows of all tiles into beats; return the lanes of the beat that was asked for."""
@@ -177,7 +177,7 @@ class LoraCollect(wiring.Component):
                 m.d.sync += [held.eq(value.as_signed()), by.eq(shift)]
             codes.append(round_shift_by(held, by)[:8])
         with m.If(valid[2]):
-            m.d.sync += self.z.codes.eq(Cat(*codes))
+            m.d.sync += held(m, self.z.codes).eq(Cat(*codes))
         m.d.comb += [
             self.z.valid.eq(valid[3]),
             self.z.beat.eq(where3["beat"]),

@@ -9,6 +9,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from romsim_rtl.attention_command import held
 from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.lora_command import lora_command_signature
 from romsim_rtl.lora_sizes import CHUNK_BITS, ENTRY_BITS, ENTRY_FIELDS, LORA_CYCLES, LoraSizes
@@ -108,7 +109,7 @@ class LoraControl(wiring.Component):
         m.d.sync += is_adapted.eq(self.is_adapted)
         m.d.comb += self.is_on.eq(self.looks & is_adapted & entry["enable"])
         with m.If(self.is_on):
-            m.d.sync += [getattr(self, name).eq(value) for name, value in entry.items()]
+            m.d.sync += [held(m, getattr(self, name)).eq(v) for name, v in entry.items()]
         with m.If(self.start):
             m.d.sync += phase.eq(LoraPhase.LOOK)
         with m.If(self.looks):

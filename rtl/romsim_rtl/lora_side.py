@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.attention_write import broadcast_members
 from romsim_rtl.lora_collect import LoraCollect
@@ -232,10 +232,10 @@ class LoraSide(wiring.Component):
         token = self.bc_token[: address_bits(sizes.n_inflight)]
         with m.If(valid):
             m.d.sync += [
-                x.addr.eq(Cat(word, token) if sizes.n_inflight > 1 else word),
-                x.mask.eq(self.bc_mask << shift),
-                x.codes.eq(Cat(self.bc_codes[group] for group in groups)),
-                x.shifts.eq(Cat(self.bc_shift[group] for group in groups)),
+                held(m, x.addr).eq(Cat(word, token) if sizes.n_inflight > 1 else word),
+                held(m, x.mask).eq(self.bc_mask << shift),
+                held(m, x.codes).eq(Cat(self.bc_codes[group] for group in groups)),
+                held(m, x.shifts).eq(Cat(self.bc_shift[group] for group in groups)),
             ]
 
     def _configure(self, m: Module, control: LoraControl) -> None:
@@ -249,13 +249,13 @@ class LoraSide(wiring.Component):
         m.d.sync += table.eq(self.cfg_kind == 1)
         with m.If(writes):
             m.d.sync += [
-                bus.address.eq(self.cfg_addr),
-                bus.chunk.eq(self.cfg_chunk),
-                bus.data.eq(self.cfg_data),
+                held(m, bus.address).eq(self.cfg_addr),
+                held(m, bus.chunk).eq(self.cfg_chunk),
+                held(m, bus.data).eq(self.cfg_data),
                 entry.eq(self.cfg_addr),
             ]
             if self.sizes.n_tiles > 1:
-                m.d.sync += bus.tile.eq(self.cfg_tile)
+                m.d.sync += held(m, bus.tile).eq(self.cfg_tile)
         m.d.comb += [
             control.table_en.eq(table),
             control.table_addr.eq(entry),

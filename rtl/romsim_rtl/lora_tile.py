@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
-from romsim_rtl.attention_command import delay, valid_chain
+from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes, log2
 from romsim_rtl.exact_shift import shift_either, shift_to_saturate
 from romsim_rtl.htile_banks import BlockBank
@@ -240,8 +240,8 @@ class TileLora(wiring.Component):
         while len(levels) <= log2(MX_BLOCK):
             last = levels[-1]
             pairs = zip(last[::2], last[1::2], strict=True)
-            level = f"level{len(levels)}_"
-            levels.append([wire(m, a + b, f"{level}{i}") for i, (a, b) in enumerate(pairs)])
+            name = f"level{len(levels)}_"
+            levels.append([wire(m, a + b, f"{name}{i}") for i, (a, b) in enumerate(pairs)])
         least = log2(-(-sizes.word_elems // sizes.n_lanes))
         sums, amounts = [], []
         for unit in range(self._units):
@@ -359,7 +359,7 @@ class TileLora(wiring.Component):
             lanes.append(Mux(is_mine, value, 0))
         counted = Signal(range(self._units + 1))
         with m.If(valid):
-            m.d.sync += [self.row.eq(results[0]), self.rows.eq(Cat(*lanes))]
+            m.d.sync += [held(m, self.row).eq(results[0]), held(m, self.rows).eq(Cat(*lanes))]
             n_rows = Const(1, 7) << rows_log2
             clips = Cat(
                 clip & Mux(stage["is_b"], is_here & (unit < n_rows), stage["last"] & (unit == 0))

@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import valid_chain
+from romsim_rtl.attention_command import held, valid_chain
 from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.lora_command import z_signature
 from romsim_rtl.lora_sizes import N_PROJECTIONS, LoraSizes
@@ -75,5 +75,5 @@ class ProjectionCodes(wiring.Component):
                     value = Mux(self.slot_log2 == level, own[at : at + 8], value)
                 elements.append(value)
             with m.If(laid):
-                m.d.sync += self.codes[projection].eq(Cat(*elements))
+                m.d.sync += held(m, self.codes[projection]).eq(Cat(*elements))
         return m

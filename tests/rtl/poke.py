@@ -148,7 +148,8 @@ class Simulation:
         while pending:
             module, part = pending.popitem()
             path = folder / f"{module}.v"
-            path.write_text(write_verilog(part, module, platform))
+            unread = part.unread_bits() if hasattr(part, "unread_bits") else {}
+            path.write_text(write_verilog(part, module, platform, unread=unread))
             files.append(path)
             done.add(module)
             pending |= {k: v for k, v in platform.shared.items() if k not in done}

@@ -15,6 +15,7 @@ from romsim_compiler.durations import attention_cycles
 from romsim_rtl.attention_sizes import ATTN_CYCLES, BLOCK_CYCLES, AttentionSizes
 from romsim_rtl.encoding import OPS, pack
 from romsim_rtl.hside import HSide
+from romsim_rtl.toolchain import lint
 from tests.rtl.attention_golden import Block, attention
 from tests.rtl.poke import Script, Simulation
 
@@ -295,3 +296,8 @@ def test_a_key_can_be_read_two_cycles_after_it_came_and_no_sooner(
         script.tick()
         answer = script.get("l_data")
         assert simulation.run(script)[answer] == expected[which], which
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_lint_has_nothing_to_say(simulations: Any, name: str) -> None:
+    assert lint(simulations(name).files, "romsim_hside").messages == ()

@@ -25,6 +25,7 @@ from romsim_rtl.lora_sizes import (
     entry_of,
     pack_entry,
 )
+from romsim_rtl.toolchain import lint
 from tests.rtl.attention_golden import Block
 from tests.rtl.lora_golden import apply
 from tests.rtl.poke import Script, Simulation
@@ -303,3 +304,8 @@ def test_without_an_adapter_nothing_is_done_in_two_cycles(simulations: Any, name
     off = LORA_OFF_CYCLES
     found = [(answers[length] + 1, answers[valid]) for length, valid in asked]
     assert found == [(long, 1), (off, 0), (long, 1), (off, 0)]
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_lint_has_nothing_to_say(simulations: Any, name: str) -> None:
+    assert lint(simulations(name).files, "romsim_hside").messages == ()
