@@ -1,0 +1,97 @@
+# amaranth: UnusedElaboratable=no
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from amaranth.sim import Simulator
+
+from romsim_rtl.attention_sizes import AttentionSizes
+from romsim_rtl.htile_softmax import NUMERATOR_CYCLES, P_BITS, TileSoftmax
+from tests.rtl.attention_golden import exp2n, rne
+
+SIZES = AttentionSizes(
+    n_tiles=1,
+    n_lanes=32,
+    word_elems=32,
+    heads_parallel=2,
+    attn_block=64,
+    n_heads=2,
+    n_kv_heads=1,
+    head_dim=32,
+    n_layers=1,
+    context=64,
+    n_inflight=1,
+    broadcast_cycles=1,
+    collect_cycles=1,
+)
+
+
+def numerator(m: int, z: int) -> int:
+    v, n = exp2n((m << 16) - z)
+    return 0 if n >= 16 else rne(v, 5 + n)
+
+
+def scores_below(rng: random.Random, m: int) -> list[int]:
+    """Scores from equal to the maximum to 2^32 below it."""
+    scores = []
+    for _ in range(64):
+        span = rng.choice((0, 255, 256, 65535, 65536, 15 << 16, 16 << 16, 20 << 16, 2**32))
+        z = (m << 16) - rng.randrange(span + 1)
+        scores.append(max(-(2**31), min(2**31 - 1, z)))
+    return scores
+
+
+def test_numerators_and_sums_are_the_pages() -> None:
+    top = TileSoftmax(sizes=SIZES)
+    rng = random.Random(4)
+    rounds = [
+        (m, scores_below(rng, m), [rng.random() < 0.9 for _ in range(64)])
+        for m in (0, 3, -7, 2**15, -(2**15) + 1)
+    ]
+
+    async def bench(ctx: Any) -> None:
+        for m, scores, present in rounds:
+            for lane in range(2):
+                ctx.set(top.maximum.valid, 1)
+                ctx.set(top.maximum.lane, lane)
+                ctx.set(top.maximum.value, m & 0x1FFFF)
+                await ctx.tick()
+            ctx.set(top.maximum.valid, 0)
+            for slot in range(64):
+                ctx.set(top.en, 1)
+                ctx.set(top.slot, slot)
+                ctx.set(top.first_tok, slot == 0)
+                ctx.set(top.last_tok, slot == 63)
+                ctx.set(top.present, present[slot])
+                await ctx.tick()
+                # the other lane has the scores in the other order
+                word = scores[slot] & (2**32 - 1) | (scores[63 - slot] & (2**32 - 1)) << 32
+                ctx.set(top.scores, word)
+            ctx.set(top.en, 0)
+            await ctx.tick().repeat(NUMERATOR_CYCLES - 1)
+            expected = [[0] * 64, [0] * 64]
+            for slot in range(64):
+                if present[slot]:
+                    expected[0][slot] = numerator(m, scores[slot])
+                    expected[1][slot] = numerator(m, scores[63 - slot])
+            # the last numerator first: it can be read NUMERATOR_CYCLES after its score's address
+            for slot in [63, *range(63)]:
+                ctx.set(top.p_en, 1)
+                ctx.set(top.p_slot, slot)
+                await ctx.tick()
+                word = ctx.get(top.p)
+                got = [word & 0xFFFF, word >> P_BITS]
+                assert got == [lane[slot] for lane in expected], (m, slot)
+            ctx.set(top.p_en, 0)
+            for lane in range(2):
+                ctx.set(top.l_en, 1)
+                ctx.set(top.l_lane[0], lane)
+                await ctx.tick().repeat(2)
+                assert ctx.get(top.l[0]) == sum(expected[lane])
+            ctx.set(top.l_en, 0)
+
+    simulator = Simulator(top)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
