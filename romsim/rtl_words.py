@@ -51,6 +51,8 @@ class WordMap:
     ----------
     description
         The compiled chip.
+    adapter
+        Resident adapter that the run uses.
 
     Raises
     ------
@@ -58,7 +60,7 @@ class WordMap:
         If the RTL has no hardware for it.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, *, adapter: str | None = None) -> None:
         spec, target = description.spec, description.target
         self._target, self._spec = target, spec
         self._groups = description.groups
@@ -72,11 +74,14 @@ class WordMap:
         self._lanes = target.vector.n_lanes
         self._n_tiles = target.array.n_tiles
         longest = max(2 * spec.hidden_dim, spec.q_dim + 2 * spec.kv_dim, spec.dim)
+        beats = -(-longest // self._lanes)
         self._bits = {
             "x": address_bits(-(-spec.dim // self._lanes)),
-            "y": address_bits(-(-longest // self._lanes) + 1),
+            "y": address_bits(beats + 1),
+            "d": address_bits(beats + 1),
         }
         self._hop = target.network.broadcast_cycles
+        self._adapter = {} if adapter is None else description.loras[adapter].groups
         self._y_banks = target.schedule.n_inflight if spec.has_sub_norms else 1
 
     # what the cycle model says
@@ -121,6 +126,8 @@ class WordMap:
             index = word.address * lanes + word.lane + np.arange(len(values))
             if instruction.op == "matvec":
                 cycles: Any = self._row_cycle(word, instruction)
+            elif instruction.op == "lora":
+                cycles = self._adapted_cycles(word, instruction, index)
             elif instruction.op == "embed":
                 cycles = self._embed_cycles(word, instruction, index)
             else:
@@ -166,6 +173,17 @@ class WordMap:
         first = word.issue + 3 + self._target.network.collect_cycles
         return np.asarray(first + last + _WORD_DELAY)
 
+    def _adapted_cycles(
+        self, word: SramWrite, instruction: Any, index: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Give the cycle of each row of D: steps of B, ``n_lanes`` rows a cycle in a step."""
+        image = self._adapter[instruction.operand]
+        step_rows = self._n_tiles * max(1, self._sizes.word_elems // max(image.ranks))
+        parts = -(-step_rows // self._lanes)
+        steps = -(-image.n_rows // step_rows)
+        step, inside = np.divmod(index, step_rows)
+        return np.asarray(word.idle - (steps - step) * parts + inside // self._lanes)
+
     def _model_encoded(self, word: SramWrite) -> list[tuple[Any, ...]]:
         """Codes and shifts of a query head, or of a word of a KV head."""
         sizes = self._sizes
@@ -210,6 +228,8 @@ class WordMap:
         name = one.memory.name
         if match := re.fullmatch(r"vector0\.group(\d+)\.(x|y)(\d*)", name):
             return self._rtl_beat(one, int(match[1]), match[2], int(match[3] or 0))
+        if name == "hside0.lora.d_buffer":
+            return self._rtl_adapted(one)
         if match := re.fullmatch(r"lside0\.tile(\d+)\.x(\d+)\.bank(\d+)", name):
             return self._rtl_input(one, *map(int, match.groups()))
         if match := re.fullmatch(r"hside0\.tile(\d+)\.(q\d+|k|v)\.(codes|shifts)\d+", name):
@@ -227,6 +247,13 @@ class WordMap:
         index = word[:, None] * self._lanes + MX_BLOCK * group + np.arange(MX_BLOCK)
         value = one.field(0, 32, is_signed=True)
         return [((kind.upper(), ALL_TILES), token, index, value, one.masks)]
+
+    def _rtl_adapted(self, one: Writes) -> list[tuple[Any, ...]]:
+        bits = self._bits["d"]
+        word = one.addresses & (1 << bits) - 1
+        index = word[:, None] * self._lanes + np.arange(self._lanes)
+        value = one.field(0, 32, is_signed=True)
+        return [(("D", ALL_TILES), one.addresses >> bits, index, value, one.masks)]
 
     def _rtl_input(self, one: Writes, tile: int, port: int, bank: int) -> list[tuple[Any, ...]]:
         sizes, cell = self._l.tile.x, self._l.tile.cell

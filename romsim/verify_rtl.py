@@ -144,7 +144,7 @@ class _Comparison:
         self._words: list[SramWrite] = []
         self._model = CycleModel(description, trace=None if file is None else self._words.append)
         self._reader = None if file is None else TraceReader(file)
-        self._map = WordMap(description)
+        self._map = WordMap(description, adapter=adapter)
 
     def run(
         self, prompt: Sequence[int], n_new: int, progress: Callable[[str, float], None] | None

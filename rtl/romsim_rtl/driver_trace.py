@@ -136,14 +136,16 @@ class TraceReader:
             elif kind == 4:
                 programs.append(_Records(begin=_wide(raw, at + 1)))
                 at += 3
-            elif kind == 2 and programs:
+            elif kind == 2:
                 number = int(raw[at + 1])
-                programs[-1].places.setdefault(number, []).append(at)
+                if programs:  # before the first one, adapters are loaded
+                    programs[-1].places.setdefault(number, []).append(at)
                 memory = self._memories[number]
                 at += 5 + memory.mask_words + memory.data_words
-            elif kind == 3 and programs:
+            elif kind == 3:
                 event = (_wide(raw, at + 1), int(raw[at + 3]), int(raw[at + 4]))
-                programs[-1].events.append(event)
+                if programs:
+                    programs[-1].events.append(event)
                 at += 5
             else:
                 raise self._broken(at)
