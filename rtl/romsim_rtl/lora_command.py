@@ -18,6 +18,7 @@ __all__ = [
     "input_signature",
     "lora_command_signature",
     "parameter_signature",
+    "x_address_bits",
     "z_signature",
 ]
 

@@ -177,7 +177,7 @@ def test_handler_of_signals_is_put_back(capsys: pytest.CaptureFixture[str]) -> N
 def test_reader_that_stops_reading_is_no_error(repository: Path) -> None:
     paths = [str(repository / part) for part in (".", "compiler", "models", "rtl")]
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m romsim.cli targets --json | head -c 1"],
+        ["bash", "-c", f"'{sys.executable}' -m romsim.cli targets --json | head -c 1"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

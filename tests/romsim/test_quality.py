@@ -78,9 +78,7 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_unreadable_text_is_named(chip: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match=r"^Text .*missing\.txt must be a readable UTF-8 file, not"
-    ):
+    with pytest.raises(SpecError, match=r"^Text .*missing\.txt must be a readable UTF-8 file, not"):
         romsim.perplexity(chip, text=tmp_path / "missing.txt")
 
 
