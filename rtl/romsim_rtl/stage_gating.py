@@ -25,6 +25,7 @@ _TARGET = re.compile(
     rf"^  assign (?:{_NAME}(?:\[[\d:]+\])?|\{{[^}}]*\}}) = "
     rf"|^ +(?:else )?(?:if \((?P<guard>[^)]*)\) )?{_NAME}(?:\[[\d:]+\])? <= "
 )
+_PORT = re.compile(rf"^    \.{_NAME}\(")
 _CONNECTION = re.compile(rf"^    \.{_NAME}\(({_NAME})\),?$")
 _SHIFT = re.compile(rf"^  assign (?P<to>{_NAME}) = (?P<value>.* >>>? .*);$")
 _LOGIC_NOT = re.compile(rf"(\W)!\s?({_NAME}(?:\[[\d:]+\])?|\{{[^}}]*\}})")
@@ -55,7 +56,8 @@ def gate_stages(text: str, *, unread: Mapping[str, str] = MappingProxyType({})) 
 
 
 def _gate_module(text: str, unread: Mapping[str, str]) -> str:
-    lines = text.split("\n")
+    head, end, body = text.partition(");\n")  # a long list of ports is broken anywhere
+    lines = [head.replace("\n", "") + end[:-1], *body.split("\n")]
     widths = {
         match[2].strip(): int(match[1] or 0) + 1
         for line in lines
@@ -138,7 +140,8 @@ def _bits_read(lines: list[str], widths: dict[str, int]) -> dict[str, set[int]]:
         if _DECLARED.match(line) or line.startswith("module "):
             continue
         target = _TARGET.match(line)
-        for match in _PART.finditer(line, target.end() if target else 0):
+        begin = target or _PORT.match(line)
+        for match in _PART.finditer(line, begin.end() if begin else 0):
             name = match["name"].strip()
             if name not in widths:
                 continue
