@@ -104,7 +104,10 @@ def valid_chain(m: Module, start: Any, n_stages: int, name: str) -> list[Any]:
 def held(m: Module, port: Any) -> Any:
     """Return a register behind an output: as data, it has no reset, which ports would have."""
     register = Signal(port.shape(), name=f"{port.name}_held", reset_less=True)
-    m.d.comb += port.eq(register)
+    # a module of its own: here may be inside an If, and the connection must not be
+    connection = Module()
+    connection.d.comb += port.eq(register)
+    m.submodules += connection
     return register
 
 

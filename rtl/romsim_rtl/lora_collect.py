@@ -171,11 +171,11 @@ class LoraCollect(wiring.Component):
                 for b in range(self.lora.rank_blocks):
                     is_this = (projection == p) & (block == b)
                     shift = Mux(is_this, self.z_shift[p][b], shift)
-            held = Signal(signed(33), name=f"z{lane}", reset_less=True)
+            z = Signal(signed(33), name=f"z{lane}", reset_less=True)
             by = Signal(SHIFT_BITS, name=f"z_by{lane}", reset_less=True)
             with m.If(valid[1]):
-                m.d.sync += [held.eq(value.as_signed()), by.eq(shift)]
-            codes.append(round_shift_by(held, by)[:8])
+                m.d.sync += [z.eq(value.as_signed()), by.eq(shift)]
+            codes.append(round_shift_by(z, by)[:8])
         with m.If(valid[2]):
             m.d.sync += held(m, self.z.codes).eq(Cat(*codes))
         m.d.comb += [
