@@ -125,7 +125,9 @@ class LoraCollect(wiring.Component):
                 largest = Signal(32, name=f"largest{name}", reset_less=True)
                 highest: Any = largest
                 for size, (owner, part) in zip(sizes_of, owners, strict=True):
-                    is_mine = (owner == projection) & (part == block)
+                    is_mine = owner == projection
+                    if self.lora.rank_blocks > 1:
+                        is_mine &= part == block
                     highest = Mux(is_mine & (size > highest), size, highest)
                 with m.If(updates):
                     m.d.sync += largest.eq(Mux(self.clear, 0, highest))
@@ -169,7 +171,9 @@ class LoraCollect(wiring.Component):
             shift: Any = self.z_shift[0][0]
             for p in range(N_PROJECTIONS):
                 for b in range(self.lora.rank_blocks):
-                    is_this = (projection == p) & (block == b)
+                    is_this = projection == p
+                    if self.lora.rank_blocks > 1:
+                        is_this &= block == b
                     shift = Mux(is_this, self.z_shift[p][b], shift)
             z = Signal(signed(33), name=f"z{lane}", reset_less=True)
             by = Signal(SHIFT_BITS, name=f"z_by{lane}", reset_less=True)

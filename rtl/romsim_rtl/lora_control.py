@@ -114,7 +114,7 @@ class LoraControl(wiring.Component):
             m.d.sync += phase.eq(LoraPhase.LOOK)
         with m.If(self.looks):
             m.d.sync += phase.eq(Mux(self.is_on, LoraPhase.A, LoraPhase.IDLE))
-        self._sweep(m, entry)
+        self._sweep(m)
         hop = sizes.broadcast_cycles + sizes.collect_cycles
         for waiting, following, cycles in (
             (LoraPhase.WAIT_A, LoraPhase.Z, _A_WAIT + hop),
@@ -129,7 +129,7 @@ class LoraControl(wiring.Component):
 
     def _table(self, m: Module) -> dict[str, Any]:
         """Read the entry in the cycle of ``start``."""
-        chunks = -(-ENTRY_BITS // CHUNK_BITS)
+        chunks = ENTRY_BITS // CHUNK_BITS
         m.submodules.table = sram = Sram(
             depth=self.lora.n_entries, n_lanes=chunks, lane_bits=CHUNK_BITS
         )
@@ -147,11 +147,11 @@ class LoraControl(wiring.Component):
             at += bits
         return entry
 
-    def _sweep(self, m: Module, entry: dict[str, Any]) -> None:
+    def _sweep(self, m: Module) -> None:
         """Count rows and words of A, beats of z, steps of B and their cycles."""
         sizes, lora, command, phase = self.sizes, self.lora, self.command, self._phase
-        address = Signal(len(command.address), reset_less=True)
-        word = Signal(10)
+        offset = Signal(len(command.address), reset_less=True)  # words since the first
+        word = Signal(12)
         count = Signal(20)
         row = Signal(20, reset_less=True)
         is_a, is_z, is_b = (phase == p for p in (LoraPhase.A, LoraPhase.Z, LoraPhase.B))
@@ -168,7 +168,7 @@ class LoraControl(wiring.Component):
             command.b.eq(is_b),
             command.first.eq(word == 0),
             command.last.eq(last_word & is_a),
-            command.address.eq(address),
+            command.address.eq(Mux(is_a, self.a_base, self.b_base) + offset),
             command.x_address.eq(Cat(x_word, self.token) if sizes.n_inflight > 1 else x_word),
             command.row.eq(Mux(is_a, count, row)),
             command.beat.eq((row >> log2(sizes.n_lanes)) + word),
@@ -180,15 +180,15 @@ class LoraControl(wiring.Component):
         rows_log2 = Signal(3)
         m.d.comb += rows_log2.eq(log2(sizes.word_elems) - self.slot_log2)
         with m.If(self.looks):
-            m.d.sync += address.eq(entry["a_base"])
+            m.d.sync += offset.eq(0)
         with m.If(is_a):
-            m.d.sync += [address.eq(address + 1), word.eq(Mux(last_word, 0, word + 1))]
+            m.d.sync += [offset.eq(offset + 1), word.eq(Mux(last_word, 0, word + 1))]
             with m.If(last_word):
                 m.d.sync += count.eq(count + 1)
                 with m.If(last_row):
                     m.d.sync += [count.eq(0), phase.eq(LoraPhase.WAIT_A)]
         with m.If(is_z):
-            m.d.sync += [count.eq(count + 1), row.eq(0), address.eq(self.b_base)]
+            m.d.sync += [count.eq(count + 1), row.eq(0), offset.eq(0)]
             with m.If(self.z_last):
                 m.d.sync += [count.eq(0), phase.eq(LoraPhase.WAIT_Z)]
         with m.If(is_b):
@@ -196,7 +196,7 @@ class LoraControl(wiring.Component):
             with m.If(last_part):
                 m.d.sync += [
                     count.eq(count + 1),
-                    address.eq(address + 1),
+                    offset.eq(offset + 1),
                     row.eq(row + (Const(sizes.n_tiles, 16) << rows_log2)),
                 ]
                 with m.If(last_step):

@@ -42,12 +42,12 @@ ENTRY_FIELDS: dict[str, tuple[int, bool]] = {
     "enable": (1, False),
     "a_base": (20, False),  # first word of A in every tile, and of B
     "b_base": (20, False),
-    "last_row": (10, False),  # rows of A in a tile, less one
-    "last_word": (10, False),  # words of a row of A, less one
+    "last_row": (20, False),  # rows of A in a tile, less one
+    "last_word": (20, False),  # words of a row of A, less one
     "rank_sum": (10, False),  # RA
     "last_beat": (6, False),  # beats of z, less one
     "last_step": (20, False),  # steps of B, less one
-    "last_part": (8, False),  # cycles of a step, less one
+    "last_part": (12, False),  # cycles of a step, less one
     "slot_log2": (3, False),  # codes of a row of B
     "n_rows": (20, False),
     # projections 1 and 2: first row of A, first row of the group
@@ -63,6 +63,7 @@ ENTRY_FIELDS: dict[str, tuple[int, bool]] = {
 }
 
 ENTRY_BITS = sum(bits for bits, _ in ENTRY_FIELDS.values())
+assert ENTRY_BITS % CHUNK_BITS == 0  # or the table would hold bits that nothing reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,19 +25,13 @@ from romsim_rtl.lora_z import ProjectionCodes
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, popcount, saturate32, wire
 
-__all__ = ["ROW_CYCLES", "TileLora", "n_chunks"]
+__all__ = ["ROW_CYCLES", "TileLora"]
 
 ROW_CYCLES = 7
 """Cycles from a row's last address to its result."""
 
 _SUM_BITS = 21
 _AMOUNT_BITS = 11  # γ of 9 bits less two exponents
-
-
-def n_chunks(sizes: AttentionSizes, kind: str) -> int:
-    """Chunks of the configuration port in a word of the A bank ("a") or the B bank ("b")."""
-    exponents = sizes.word_blocks if kind == "a" else rows_out(sizes)
-    return -(-8 * (sizes.word_elems + exponents) // CHUNK_BITS)
 
 
 class TileLora(wiring.Component):
@@ -120,38 +114,45 @@ class TileLora(wiring.Component):
         return m
 
     def _bank(self, m: Module, kind: str) -> Any:
-        """Make a bank that the configuration port writes; return its word."""
+        """Make a bank that the configuration port writes, codes first; return its word."""
         sizes, lora = self.sizes, self.lora
-        chunks = n_chunks(sizes, kind)
         depth = lora.a_words if kind == "a" else lora.b_words
-        m.submodules[f"{kind}_bank"] = sram = Sram(
-            depth=depth, n_lanes=chunks, lane_bits=CHUNK_BITS
-        )
+        exponents = sizes.word_blocks if kind == "a" else rows_out(sizes)
         bus = self.configuration
-        is_mine: Any = Const(1, 1) if sizes.n_tiles == 1 else bus.tile == self._tile
-        # a register of its own, or the copies would be made in every cycle
-        writes = Signal(name=f"{kind}_writes")
-        m.d.sync += writes.eq(getattr(bus, kind) & is_mine)
-        address = Signal(address_bits(depth), name=f"{kind}_address", reset_less=True)
-        mask = Signal(chunks, name=f"{kind}_mask", reset_less=True)
-        data = Signal(CHUNK_BITS * chunks, name=f"{kind}_data", reset_less=True)
+        # registers of its own, or the copies would be made in every cycle
         wanted = Signal(name=f"{kind}_wanted")
+        writes = Signal(name=f"{kind}_writes")
+        is_mine: Any = Const(1, 1) if sizes.n_tiles == 1 else bus.tile == self._tile
         m.d.comb += wanted.eq(getattr(bus, kind) & is_mine)
+        m.d.sync += writes.eq(wanted)
+        address = Signal(address_bits(depth), name=f"{kind}_address", reset_less=True)
         with m.If(wanted):
-            m.d.sync += [
-                address.eq(bus.address),
-                mask.eq(Const(1, chunks) << bus.chunk),
-                data.eq(bus.data.replicate(chunks)),
+            m.d.sync += address.eq(bus.address)
+        words = []
+        first = 0
+        for part, n_bytes in (("codes", sizes.word_elems), ("exps", exponents)):
+            bits = min(CHUNK_BITS, 8 * n_bytes)
+            chunks = 8 * n_bytes // bits
+            sram = Sram(depth=depth, n_lanes=chunks, lane_bits=bits)
+            m.submodules[f"{kind}_{part}"] = sram
+            mask = Signal(chunks, name=f"{kind}_{part}_mask", reset_less=True)
+            data = Signal(8 * n_bytes, name=f"{kind}_{part}_data", reset_less=True)
+            with m.If(wanted):
+                m.d.sync += [
+                    mask.eq(Cat(bus.chunk == first + index for index in range(chunks))),
+                    data.eq(bus.data[:bits].replicate(chunks)),
+                ]
+            m.d.comb += [
+                sram.w_en.eq(writes),
+                sram.w_addr.eq(address),
+                sram.w_mask.eq(mask),
+                sram.w_data.eq(data),
+                sram.r_en.eq(getattr(self.command, kind)),
+                sram.r_addr.eq(self.command.address),
             ]
-        m.d.comb += [
-            sram.w_en.eq(writes),
-            sram.w_addr.eq(address),
-            sram.w_mask.eq(mask),
-            sram.w_data.eq(data),
-            sram.r_en.eq(getattr(self.command, kind)),
-            sram.r_addr.eq(self.command.address),
-        ]
-        return sram.r_data
+            words.append(sram.r_data)
+            first += chunks
+        return Cat(*words)
 
     def _inputs(self, m: Module) -> tuple[Any, Any]:
         """Make the x buffer; return a word of W codes and its exponents."""
