@@ -66,7 +66,13 @@ SLOW_SHAPES = {
         query_scale=1 << 17,
     ),
     "SmolLM2-135M": Shape(
-        dim=576, n_heads=9, n_kv_heads=3, head_dim=64, hidden_dim=1536, vocab_size=49152
+        dim=576,
+        n_heads=9,
+        n_kv_heads=3,
+        head_dim=64,
+        hidden_dim=1536,
+        vocab_size=49152,
+        n_gain_words=144,
     ),
 }
 

@@ -114,10 +114,17 @@ class Shape:
     def beats(self, length: int) -> int:
         return -(-length // self.n_lanes)
 
-    def unit_words(self, buffer: str) -> int:
-        """Words that a token has in the X buffer."""
-        assert buffer in ("x", "y0", "y1")
+    @property
+    def x_words(self) -> int:
+        """Words between two tokens in the X buffer."""
         return 1 << max(1, (self.beats(self.dim) - 1).bit_length())
+
+    @property
+    def y_words(self) -> int:
+        """Words between two tokens in the Y buffer."""
+        rows = (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        longest = max(2 * self.hidden_dim, rows, self.dim)
+        return 1 << max(1, self.beats(longest).bit_length())
 
     @property
     def increments(self) -> list[int]:
@@ -203,23 +210,44 @@ class Bench:
         self, token: int, values: Sequence[int], *, first_row: int = 0, is_head: bool = False
     ) -> None:
         """Rows from unit L, a beat of n_lanes at a time; lanes past the end carry noise."""
+        for beat in self._beats(token, values, first_row, is_head):
+            self._put(3, *beat)
+
+    def _beats(
+        self, token: int, values: Sequence[int], first_row: int, is_head: bool
+    ) -> list[list[int]]:
         n_lanes = self.shape.n_lanes
+        beats = []
         for at in range(0, len(values), n_lanes):
             part = list(values[at : at + n_lanes])
             mask = (1 << len(part)) - 1
             part += [0x7FFFFFFF] * (n_lanes - len(part))
             masks = [mask >> 32 * group & 0xFFFFFFFF for group in range(n_lanes // 32)]
-            self._put(3, token, int(is_head), first_row + at, *masks, *part)
+            beats.append([token, int(is_head), first_row + at, *masks, *part])
+        return beats
 
     def start(
-        self, fields: dict[str, int], *, pos: int = 0, words: Sequence[tuple[int, ...]] = ()
+        self,
+        fields: dict[str, int],
+        *,
+        pos: int = 0,
+        words: Sequence[tuple[int, ...]] = (),
+        rows: tuple[int, Sequence[int]] = (0, ()),
     ) -> int:
-        """Queue an instruction; ``words`` are (cycle, word, plane, data) of the embedding."""
+        """Queue an instruction.
+
+        ``words`` are (cycle, word, plane, data) of the embedding; ``rows`` are a token and its
+        rows from unit L, which come while the instruction runs.
+        """
         word = pack(fields)
         self._put(4, *(word >> 32 * k for k in range(INSTR_WORDS)), pos, len(words))
         em_words = -(-self.shape.target.array.word_bits // 32)
         for cycle, number, plane, data in words:
             self._put(cycle, number, plane, *(data >> 32 * k for k in range(em_words)))
+        beats = self._beats(*rows, 0, False)
+        self._put(len(beats))
+        for beat in beats:
+            self._put(*beat)
         self.n_runs += 1
         return self.n_runs - 1
 

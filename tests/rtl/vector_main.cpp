@@ -65,6 +65,26 @@ static void step(Vromsim_vector& top) {
   ++cycle;
 }
 
+struct Rows {
+  uint32_t token, head, row, mask[N_GROUPS];
+  int32_t data[N_LANES];
+  explicit Rows(FILE* in) {
+    token = word(in);
+    head = word(in);
+    row = word(in);
+    for (auto& one : mask) one = word(in);
+    for (auto& one : data) one = static_cast<int32_t>(word(in));
+  }
+  void drive(Vromsim_vector& top) const {
+    top.ly_valid = 1;
+    top.ly_token = token;
+    top.ly_head = head;
+    top.ly_row = row;
+    set_ly_mask(top, mask);
+    for (int k = 0; k < N_LANES; ++k) set_ly(top, k, data[k]);
+  }
+};
+
 int main(int argc, char** argv) {
   VerilatedContext context;
   context.commandArgs(argc, argv);
@@ -99,14 +119,8 @@ int main(int argc, char** argv) {
     } else if (op == 2) {
       top.d_valid = word(in);
     } else if (op == 3) {  // a beat of rows
-      top.ly_valid = 1;
-      top.ly_token = word(in);
-      top.ly_head = word(in);
-      top.ly_row = word(in);
-      std::vector<uint32_t> mask(N_GROUPS);
-      for (auto& one : mask) one = word(in);
-      set_ly_mask(top, mask.data());
-      for (int k = 0; k < N_LANES; ++k) set_ly(top, k, static_cast<int32_t>(word(in)));
+      Rows rows(in);
+      rows.drive(top);
       cycle = 0;
       step(top);
       top.ly_valid = 0;
@@ -123,6 +137,9 @@ int main(int argc, char** argv) {
         one.plane = word(in);
         for (auto& part : one.data) part = word(in);
       }
+      // rows of another token, one beat a cycle from the first cycle after the start
+      std::vector<Rows> rows;
+      for (uint32_t n = word(in); n; --n) rows.emplace_back(in);
       fputs("S\n", out);
       cycle = 0;
       top.start = 1;
@@ -144,7 +161,10 @@ int main(int argc, char** argv) {
         }
         top.eval();
         if (!top.busy) break;
+        const size_t beat = static_cast<size_t>(cycle) - 1;
+        if (beat < rows.size()) rows[beat].drive(top);
         step(top);
+        top.ly_valid = 0;
         if (cycle > 100000) return 4;
       }
       top.em_valid = 0;

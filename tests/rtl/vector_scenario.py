@@ -40,6 +40,7 @@ class Scenario:
         self.tokens = [Token(x=[0] * shape.dim, y=[0] * longest) for _ in range(shape.n_inflight)]
         self.gains: list[int] = []
         self.checks: list[tuple[str, Check]] = []
+        self.early: dict[int, list[int]] = {}  # token -> rows that came during another's work
         self.n_values = 0
 
     # --- random data ------------------------------------------------------------------------
@@ -66,8 +67,11 @@ class Scenario:
     # --- unit L and unit H ------------------------------------------------------------------
 
     def rows(self, token: int, n: int) -> list[int]:
-        values = self.numbers(n)
-        self.bench.rows(token, values)
+        values = self.early.pop(token, None)
+        if values is None:
+            values = self.numbers(n)
+            self.bench.rows(token, values)
+        assert len(values) == n
         self.tokens[token].y[:n] = values
         return values
 
@@ -106,15 +110,17 @@ class Scenario:
         *,
         pos: int = 0,
         words: Sequence[tuple[int, ...]] = (),
-        **fields: int,
+        rows: tuple[int, Sequence[int]] = (0, ()),
+        fields: dict[str, int] | None = None,
     ) -> None:
         # noise in the fields that the operator does not use
         word = {"op": OPS[op], "token": token, "layer": self.random.randrange(256), "slot": 5}
         layer = word["layer"]
-        self.bench.start(word | fields, pos=pos, words=words)
+        self.bench.start(word | (fields or {}), pos=pos, words=words, rows=rows)
 
         def whole(run: Run) -> None:
             assert run.duration == wanted, (op, run.duration, wanted)
+            self._take_rows(run, *rows)
             for beat in run.beats:
                 assert (beat.token, beat.layer, beat.pos) == (token, layer, pos)
             if run.beats:
@@ -127,21 +133,41 @@ class Scenario:
 
         self.checks.append((op, whole))
 
+    def _take_rows(self, run: Run, token: int, values: Sequence[int]) -> None:
+        """Check rows that came meanwhile, and leave what the instruction wrote itself."""
+        if not values:
+            return
+        n_lanes = self.shape.n_lanes
+        name, base = self.y_place(token)
+        for index, value in enumerate(values):
+            at = (base + index // n_lanes, index % n_lanes)
+            assert run.writes[name].pop(at) == value
+        assert run.cycles[name][: self.shape.beats(len(values))] == [
+            *range(1, self.shape.beats(len(values)) + 1)
+        ]
+        if not run.writes[name]:
+            run.cycles.pop(name)
+
+    def y_place(self, token: int) -> tuple[str, int]:
+        """Y buffer and first address of a token."""
+        if self.shape.has_sub_norms and self.shape.n_inflight > 1:
+            return f"y{token}", 0
+        return "y0", token * self.shape.y_words
+
     def expect_x(self, token: int) -> Check:
         values = list(self.tokens[token].x)
-        return lambda run: self._expect_buffer(run, "x", token, values)
+        base = token * self.shape.x_words
+        return lambda run: self._expect_buffer(run, "x", base, values)
 
     def expect_y(self, token: int, n: int) -> Check:
         values = list(self.tokens[token].y[:n])
-        name = f"y{token}" if self.shape.n_inflight > 1 else "y0"
-        return lambda run: self._expect_buffer(run, name, token, values)
+        name, base = self.y_place(token)
+        return lambda run: self._expect_buffer(run, name, base, values)
 
-    def _expect_buffer(self, run: Run, name: str, token: int, values: Sequence[int]) -> None:
+    def _expect_buffer(self, run: Run, name: str, base: int, values: Sequence[int]) -> None:
         assert not run.beats
         assert {n for n, written in run.writes.items() if written} == {name}
         n_lanes = self.shape.n_lanes
-        longest = self.bench.shape.unit_words(name)
-        base = token * longest if name == "x" else 0
         wanted = {
             (base + index // n_lanes, index % n_lanes): value for index, value in enumerate(values)
         }
@@ -227,7 +253,7 @@ class Scenario:
                         at += 16
                 first = wanted - n_words * planes - 4
                 words.append((first + w * planes + p, w, p, data))
-        self.queue("embed", token, wanted, self.expect_x(token), words=words, **fields)
+        self.queue("embed", token, wanted, self.expect_x(token), words=words, fields=fields)
 
     def sincos(self, token: int, pos: int) -> None:
         angles = [self.golden.sincos(one, pos) for one in self.shape.increments]
@@ -254,12 +280,14 @@ class Scenario:
             token,
             self.cycles("norm", operand=name),
             self.expect_blocks(values, 1),
-            n_cols=length,
-            gain_base=base,
-            gain_shift=gain_shift,
-            eps_term=eps,
-            multiplier=root,
-            from_y=int(from_y > 0),
+            fields={
+                "n_cols": length,
+                "gain_base": base,
+                "gain_shift": gain_shift,
+                "eps_term": eps,
+                "multiplier": root,
+                "from_y": int(from_y > 0),
+            },
         )
 
     def rope(self, token: int, pos: int) -> None:
@@ -291,6 +319,17 @@ class Scenario:
         values = self.golden.attn_out(sums, totals)
         self._give("attn_out", token, values, 1)
 
+    def meanwhile(self, token: int, op: str) -> tuple[int, Sequence[int]]:
+        """Maybe the next token's q, k and v, in as far as they come while this one works."""
+        shape = self.shape
+        n = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
+        other = (token + 1) % shape.n_inflight
+        if other == token or other in self.early or shape.beats(n) > self.cycles(op) - 2:
+            return (0, ())
+        values = self.numbers(n)
+        self.early[other] = self.tokens[other].y[:n] = values
+        return (other, values)
+
     def glu(self, token: int) -> None:
         shape = self.shape
         n = 2 * shape.hidden_dim
@@ -304,11 +343,14 @@ class Scenario:
         if self.shape.has_sub_norms and self.random.random() < 0.8:
             self.tokens[token].y[: len(values)] = values
             check = self.expect_y(token, len(values))
-            self.queue(op, token, self.cycles(op), check, to_y=1)
+            rows = self.meanwhile(token, op) if op == "glu" else (0, ())
+            self.queue(op, token, self.cycles(op), check, rows=rows, fields={"to_y": 1})
             name = {"attn_out": "attn_sub_norm", "glu": "ffn_sub_norm"}[op]
             self.norm(token, from_y=len(values), name=f"blk.0.{name}")
         else:
-            self.queue(op, token, self.cycles(op), self.expect_blocks(values, 1, step=step))
+            rows = self.meanwhile(token, op) if op == "glu" else (0, ())
+            check = self.expect_blocks(values, 1, step=step)
+            self.queue(op, token, self.cycles(op), check, rows=rows)
 
     def resid(self, token: int) -> None:
         n = self.shape.dim
