@@ -15,7 +15,7 @@ from romsim_rtl.lside import TILE_MODULE
 from romsim_rtl.ltile import TILE_PARAMETER
 from romsim_rtl.memory import VerilogPlatform
 from romsim_rtl.port_table import port_table
-from romsim_rtl.rom_files import write_images
+from romsim_rtl.rom_files import check_image_format, write_images
 from romsim_rtl.toolchain import ToolError
 from romsim_rtl.top import Top
 
@@ -130,9 +130,10 @@ def emit_rtl(
             f"{description.path} must have ROM images to be written as RTL, but it was compiled "
             f"from a shape without weights; compile a model with weights"
         )
-    top = Top(description=description)
-    texts = verilog_texts(top)
+    check_image_format(image_format)
     with replace_folder(Path(folder)) as out:
+        top = Top(description=description)
+        texts = verilog_texts(top)
         for name, text in texts.items():
             out.text(name, text)
         out.text("filelist.f", "".join(f"{name}\n" for name in texts))

@@ -14,6 +14,7 @@ from romsim_rtl.encoding import WORD_BITS, encode_program
 __all__ = [
     "IMAGE_FORMATS",
     "PROGRAMS",
+    "check_image_format",
     "program_words",
     "write_gain_image",
     "write_images",
@@ -29,6 +30,20 @@ PROGRAMS = ("decode", "prefill_1", "prefill_n", "prefill_n_head")
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _AT_A_TIME = 1 << 26  # bytes of ROM held in memory
+
+
+def check_image_format(image_format: str) -> None:
+    """Refuse an unknown format.
+
+    Raises
+    ------
+    SpecError
+        With those that there are.
+    """
+    if image_format not in IMAGE_FORMATS:
+        raise SpecError(
+            f"ROM image format must be one of {', '.join(IMAGE_FORMATS)}, not {image_format!r}"
+        )
 
 
 def write_images(description: Description, folder: Path, *, image_format: str = "hex") -> list[str]:
@@ -49,10 +64,7 @@ def write_images(description: Description, folder: Path, *, image_format: str = 
     SpecError
         If the format is unknown.
     """
-    if image_format not in IMAGE_FORMATS:
-        raise SpecError(
-            f"ROM image format must be one of {', '.join(IMAGE_FORMATS)}, not {image_format!r}"
-        )
+    check_image_format(image_format)
     return [
         *write_weight_images(description, folder, image_format=image_format),
         write_gain_image(description, folder, image_format=image_format),
