@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amaranth.lib import wiring
+
 from romsim_rtl.gated_verilog import write_verilog
 from romsim_rtl.memory import VerilogPlatform
 from romsim_rtl.verilated import verilate
@@ -155,8 +157,12 @@ class Simulation:
             pending |= {k: v for k, v in platform.shared.items() if k not in done}
         self.files = [*sorted(files), *(VERILOG / macro for macro in macros)]
         self.ports: dict[str, tuple[int, int]] = {"rst": (0, 1)}
-        for path_, _, value in component.signature.flatten(component):
-            self.ports["__".join(map(str, path_))] = (len(self.ports), len(value))
+        self.inputs = ["rst"]
+        for path_, member, value in component.signature.flatten(component):
+            port = "__".join(map(str, path_))
+            self.ports[port] = (len(self.ports), len(value))
+            if member.flow == wiring.In:
+                self.inputs.append(port)
         table = ", ".join(
             f"{{&top.{name_.replace('__', '___05F')}, {_bytes(width)}}}"
             for name_, (_, width) in self.ports.items()
@@ -165,12 +171,19 @@ class Simulation:
         text = _MAIN.replace("@TOP@", name).replace("@PORTS@", table)
         main.write_text(text.replace("@RESET@", str(reset)))
         self.build = verilate(
-            self.files, name, cpp=[main], opt=opt, args=["-Wno-fatal", "-Wno-lint"]
+            self.files,
+            name,
+            cpp=[main],
+            opt=opt,
+            # memories and registers without reset begin with anything
+            args=["-Wno-fatal", "-Wno-lint", "--x-initial", "unique", "--x-assign", "unique"],
         )
         self.folder = folder
 
     def script(self) -> Script:
         script = Script(self.ports)
+        for port in self.inputs:
+            script.set(port, 0)
         script.set("rst", 1)
         script.tick(2)
         script.set("rst", 0)

@@ -49,7 +49,7 @@ SHAPES = {
 }
 SLOW_SHAPES = {
     "one tile": make_sizes(1, 32, 32, 2, 16, "4/2", 32, n_inflight=1),
-    "a pass that is not full": make_sizes(4, 32, 64, 2, 16, "6/2", 128),
+    "a pass that is not full": make_sizes(2, 32, 32, 2, 16, "6/2", 64),
     "64 lanes, words of 64": make_sizes(
         4, 64, 64, 2, 16, "4/4", 64, broadcast_cycles=0, collect_cycles=2
     ),

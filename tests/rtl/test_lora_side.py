@@ -49,7 +49,7 @@ def make_sizes(tiles: int, lanes: int, word: int, **more: int) -> AttentionSizes
     return AttentionSizes(n_tiles=tiles, n_lanes=lanes, word_elems=word, **(values | more))
 
 
-LORA = LoraSizes(max_rank=32, n_entries=8, a_words=256, b_words=512, n_cols=150, n_rows=200)
+LORA = LoraSizes(max_rank=32, n_entries=8, a_words=512, b_words=512, n_cols=150, n_rows=200)
 CHIPS = {
     "two tiles, words of 64": (
         make_sizes(2, 32, 64),
@@ -216,7 +216,7 @@ RANK_64 = {"rank 64": ((50, 33), (64, 32), 100)}
 def check_groups(
     simulation: Simulation, chip: tuple[AttentionSizes, LoraSizes], groups: Any, *, large: bool
 ) -> int:
-    sizes, _ = chip
+    sizes, lora = chip
     rng = random.Random(len(groups) + large)
     script = simulation.script()
     bases = (3, 5)
@@ -224,6 +224,8 @@ def check_groups(
     for entry, (heights, ranks, n_cols) in enumerate(groups.values()):
         images.append(make_image(rng, heights, ranks, n_cols, 14 if large else 6))
         bases = load(script, chip, images[-1], entry, bases, fracs)
+    assert bases[0] <= lora.a_words
+    assert bases[1] <= lora.b_words
     asked, total = [], 0
     for entry, image in enumerate(images):
         token = rng.randrange(sizes.n_inflight)
