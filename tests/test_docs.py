@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from reports.architecture import rewrite_tables
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ["romsim", "compiler/romsim_compiler", "models/romsim_models", "rtl/romsim_rtl"]
 
@@ -48,6 +50,12 @@ def test_architecture_page_names_every_module() -> None:
     named = set(re.findall(r"\bromsim(?:_\w+)?(?:\.\w+)*", text))
     missing = [name for name in MODULES if name not in named]
     assert not missing, "\n".join(missing)
+
+
+def test_tables_of_the_architecture_page_are_the_docstrings() -> None:
+    # python reports/architecture.py
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    assert rewrite_tables(text) == text
 
 
 def test_architecture_page_names_no_module_that_is_gone() -> None:
