@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from romsim.engines import check_resident
 from romsim.timing import Ranks, TimingModel
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
@@ -46,6 +45,8 @@ def adapter_ranks(description: Description, adapter: str | None) -> Ranks:
     """
     if adapter is None:
         return {}
+    from romsim.engines import check_resident  # engines stay unloaded where nothing is run
+
     check_resident(description, adapter)
     return {name: image.ranks for name, image in description.loras[adapter].groups.items()}
 

@@ -13,7 +13,7 @@ from romsim_compiler.target import Array
 __all__ = ["Mapping", "map_group"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mapping:
     """Loop sizes of one group on one array."""
 

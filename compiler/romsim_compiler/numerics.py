@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["Numerics"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Numerics:
     """Fraction bits of the fixed-point formats, and the block sizes that are part of values."""
 

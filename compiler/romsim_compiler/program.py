@@ -12,7 +12,7 @@ __all__ = ["UNITS", "Instruction", "PlacedGroup", "Program"]
 UNITS = ("V", "L", "H")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlacedGroup:
     """A group in ROM, with all that the array must know to multiply by it.
 
@@ -37,7 +37,7 @@ class PlacedGroup:
     members: tuple[tuple[str, str, int, int], ...]  # tensor, operator, first row, rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Instruction:
     """One instruction.
 
@@ -59,7 +59,7 @@ class Instruction:
     target: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """A flat program for ``n_tokens`` in-flight tokens."""
 

@@ -26,7 +26,7 @@ MX_BLOCK = 32
 """Elements that share one exponent in MXINT8 (OCP Microscaling formats v1.0)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Array:
     """The L-units: ROM cells with low-precision multiply lanes."""
 
@@ -73,7 +73,7 @@ class Array:
         return 1 if self.encoding == "ternary" else self.lane_bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VectorUnit:
     """The vector unit and its activation SRAM."""
 
@@ -81,7 +81,7 @@ class VectorUnit:
     sram_kib: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """The H-units: KV and LoRA in SRAM, with int8 multiply lanes."""
 
@@ -91,7 +91,7 @@ class Attention:
     attn_block: int  # tokens of one softmax block: numerics, not capacity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Formats:
     """Number formats of activations, KV cache and adapters."""
 
@@ -100,7 +100,7 @@ class Formats:
     lora: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """Register stages of the wires between tiles and the vector unit, in cycles."""
 
@@ -108,7 +108,7 @@ class Network:
     collect_cycles: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How many tokens and sequences the sequencer holds."""
 
@@ -117,7 +117,7 @@ class Schedule:
     n_batch: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Embedding:
     """Where the input embedding and the LM head live: ``rom`` or ``off-chip``."""
 
@@ -125,7 +125,7 @@ class Embedding:
     head: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Latency:
     """Pipeline depths of the template, in cycles; the same for every target."""
 
@@ -147,7 +147,7 @@ class Latency:
 TEMPLATE_LATENCY = Latency()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """One chip."""
 

@@ -40,7 +40,7 @@ _COUNTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """Llama 3's scaling of the rotary frequencies ("llama3" in Hugging Face configurations).
 
@@ -77,7 +77,7 @@ class RopeScaling:
         _require_count(self.original_max_position, "rope_scaling.original_max_position")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything about a decoder but its weights.
 
