@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from romsim.kv_formulas import FORMULAS, Figure, kv_bytes
+from romsim_models.errors import SpecError
 
-__all__ = ["VERDICTS", "Erratum", "KvModel", "check", "kv_models", "to_json"]
+__all__ = ["VERDICTS", "Erratum", "KvModel", "KvReport", "check", "kv_models", "kv_report"]
 
 VERDICTS = ("ok", "wrong", "misleading", "unverified", "impossible", "incomplete")
 
@@ -46,6 +49,61 @@ class KvModel:
         """Bytes per token from the formula."""
         return kv_bytes(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the stated bytes are exactly the recomputed ones."""
+        return self.recomputed == self.bytes_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvReport:
+    """Errata and models with every figure recomputed."""
+
+    errata: tuple[Erratum, ...]
+    models: tuple[KvModel, ...]
+
+    @property
+    def n_figures(self) -> int:
+        """Figures that were recomputed, models' bytes included."""
+        return sum(len(erratum.figures) for erratum in self.errata) + len(self.models)
+
+    def disagreements(self) -> tuple[str, ...]:
+        """Return each stated figure that its formula does not give, as a sentence."""
+        found = [
+            f"{e.id}: {f.name} is stated as {f.stated:g} {f.unit}, but {f.formula} gives "
+            f"{f.value:.6g} {f.unit}"
+            for e in self.errata
+            for f in e.figures
+            if not f.agrees
+        ]
+        found += [
+            f"{m.name}: KV per token is stated as {m.bytes_per_token:,} B, but 2 x {m.layers} x "
+            f"{m.kv_heads} x {m.head_dim} x 2 gives {m.recomputed:,.0f} B"
+            for m in self.models
+            if not m.agrees
+        ]
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return errata and models as JSON-ready values."""
+        found = self.disagreements()
+        return {
+            "n_figures": self.n_figures,
+            "passed": not found,
+            "disagreements": list(found),
+            "errata": [
+                {
+                    **{k: v for k, v in asdict(erratum).items() if k != "figures"},
+                    "agrees": erratum.agrees,
+                    "figures": [{**asdict(f), "agrees": f.agrees} for f in erratum.figures],
+                }
+                for erratum in self.errata
+            ],
+            "models": [
+                {**asdict(m), "recomputed": m.recomputed, "agrees": m.agrees} for m in self.models
+            ],
+        }
+
 
 @cache
 def _tables() -> dict[str, list[dict[str, Any]]]:
@@ -63,16 +121,27 @@ def kv_models() -> tuple[KvModel, ...]:
     return tuple(KvModel(**m) for m in _tables()["models"])
 
 
-def to_json() -> dict[str, Any]:
-    """Return errata and models as JSON-ready values."""
-    return {
-        "errata": [
-            {
-                **{k: v for k, v in asdict(erratum).items() if k != "figures"},
-                "agrees": erratum.agrees,
-                "figures": [{**asdict(f), "agrees": f.agrees} for f in erratum.figures],
-            }
-            for erratum in check()
-        ],
-        "models": [{**asdict(m), "recomputed": m.recomputed} for m in kv_models()],
-    }
+def kv_report(ids: Sequence[str] = ()) -> KvReport:
+    """Return the errata and the models, every figure recomputed.
+
+    Parameters
+    ----------
+    ids
+        Errata wanted, such as ``"E29"``; all of them and the models where none is named.
+
+    Raises
+    ------
+    SpecError
+        If there is no erratum of that id.
+    """
+    if not ids:
+        return KvReport(errata=check(), models=kv_models())
+    known = {erratum.id: erratum for erratum in check()}
+    for one in ids:
+        if one.upper() not in known:
+            near = difflib.get_close_matches(one.upper(), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            first, last = min(known), max(known)
+            raise SpecError(f"Erratum must be one of {first} to {last}, not {one!r}{hint}")
+    wanted = {one.upper() for one in ids}
+    return KvReport(errata=tuple(e for e in known.values() if e.id in wanted), models=())

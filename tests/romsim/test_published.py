@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+import romsim
 from romsim.published import (
     TAGS,
     chips,
@@ -20,6 +23,7 @@ from romsim.published import (
 )
 from romsim.published_figures import adapter_bytes, roma_calibrated, tom_calibrated
 from romsim_models.shapes import SHAPES
+from tests.command_line import run_command
 
 # Known not to fit, and why; nothing else may be left out of the tolerances.
 UNEXPLAINED = {
@@ -189,3 +193,19 @@ def test_fit_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "roma: 320 evaluated; worst share of a tolerance 0." in printed
     assert "tom: published.tom_lane_pj = 0.3" in printed
+
+
+def test_command_prints_the_page_and_json_by_its_schema(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_command(capsys, "published")
+    assert (done.code, done.err, done.out) == (0, "", render_markdown().rstrip() + "\n")
+    done = run_command(capsys, "published", "--json")
+    assert (done.code, done.err) == (0, "")
+    schema = Path(romsim.__file__).parent / "schemas" / "published.schema.json"
+    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(done.json())
+    (total, *rest) = published_rows()
+    outside = (replace(total, ours=2 * total.ours), *rest)
+    monkeypatch.setattr("romsim.published.published_rows", lambda: outside)
+    assert run_command(capsys, "published").code == 1
+    assert run_command(capsys, "published", "--json").code == 1
