@@ -18,8 +18,8 @@ A token takes
     2 x layers x KV heads x head_dim x bits / 8  bytes
 
 of KV cache: keys and values, in every layer, of every *KV* head. Models with grouped-query
-attention have fewer KV heads than query heads; the count of query heads, or the model's width, gives
-sizes that are too large by their ratio. In this package a size is computed from a model's own
+attention have fewer KV heads than query heads; the count of query heads, or the model's width,
+gives sizes that are too large by their ratio. In this package a size is computed from a model's own
 specification (`romsim_compiler.memory_map.kv_bytes_per_token`) and nowhere from its width or its
 query heads.
 
