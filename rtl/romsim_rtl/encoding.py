@@ -63,7 +63,8 @@ FIELDS: dict[str, tuple[int, bool]] = {
     "n_rows": (20, False),
     "n_cols": (16, False),  # columns of the matrix, or length of the normalised vector
     "grid": (8, True),  # gamma
-    "out_shift": (8, True),  # F_in - F_out - gamma (- E with a whole-matrix scale)
+    # F_in - F_out - gamma (- E with a whole-matrix scale); embed: -E - F_R, or 0 with scales
+    "out_shift": (8, True),
     "offset": (8, False),
     "has_scales": (1, False),  # scales stand in the words
     "has_minimum": (1, False),
@@ -157,6 +158,10 @@ def encode(instruction: Instruction, description: Description) -> int:
     if instruction.op in ("matvec", "embed") and instruction.operand:
         group = description.groups[instruction.operand]
         values |= _matrix(group) | {"first_row": first_row(group, description.spec)}
+        if instruction.op == "embed":  # a row is no product: only the scale's exponent counts
+            values["out_shift"] = (
+                0 if group.group else -group.multiplier_exp - description.numerics.residual_frac
+            )
     elif instruction.op == "lora":
         kind = LORA_GROUPS.index(instruction.operand.rpartition(".")[2])
         values["base"] = instruction.layer * len(LORA_GROUPS) + kind

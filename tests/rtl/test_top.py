@@ -88,6 +88,7 @@ def test_head_outside_the_rom_is_refused(tmp_path: Path) -> None:
 # lanes, split groups, sub-norms, ReLU².
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ternary": ("tiny-ternary", {}),
+    "an embedding with one scale": ("tiny-ternary", {"quantize": ["token_embd.weight=ternary"]}),
     "2 bits": ("tiny-int2", {}),
     "two lane groups, four tiles, slow wires": (
         "tiny-int4",
@@ -110,7 +111,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_chip_equals_the_cycle_model(name: str, tmp_path: Path) -> None:
     model, changes = SHAPES[name]
     options: dict[str, Any] = {}
-    if changes:
+    if "quantize" in changes:
+        options = changes
+    elif changes:
         options["target"] = sized_target("small", **changes)
     built = compile_tiny(model, tmp_path / "build", **options)
     report = compare_rtl(built, PROMPT, n_new=3, options=BuildOptions(opt="-O0"), sram_seed=3)
