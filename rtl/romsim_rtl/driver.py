@@ -136,6 +136,11 @@ class RtlRun:
         """End the simulation."""
         self.close()
 
+    @property
+    def process_id(self) -> int:
+        """The simulation's process."""
+        return self._process.pid
+
     def run(self, program: str, tokens: Sequence[int], *, begin: bool = False) -> ProgramResult:
         """Execute a program.
 

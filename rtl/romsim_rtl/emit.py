@@ -64,8 +64,15 @@ class Emission:
         }
 
 
-def verilog_texts(top: Top) -> dict[str, str]:
-    """Return the chip's Verilog by file name, one module a file, macros first.
+def verilog_texts(top: Any, name: str = TOP_MODULE) -> dict[str, str]:
+    """Return the Verilog of a component and all that it holds, one module a file, macros first.
+
+    Parameters
+    ----------
+    top
+        The chip, or a unit of it.
+    name
+        Its module's name.
 
     Raises
     ------
@@ -74,14 +81,14 @@ def verilog_texts(top: Top) -> dict[str, str]:
     """
     texts = {name: _macro(name) for name in MACROS}
     platform = VerilogPlatform()
-    pending: dict[str, Any] = {TOP_MODULE: top}
+    pending: dict[str, Any] = {name: top}
     while pending:
-        for name, component in sorted(pending.items()):
+        for module, component in sorted(pending.items()):
             unread = component.unread_bits() if hasattr(component, "unread_bits") else {}
-            text = write_verilog(component, name, platform, unread=unread)
-            if name == TILE_MODULE:
-                text = _with_parameter(text, name)
-            texts[f"{name}.v"] = text
+            text = write_verilog(component, module, platform, unread=unread)
+            if module == TILE_MODULE:
+                text = _with_parameter(text, module)
+            texts[f"{module}.v"] = text
         pending = {n: c for n, c in platform.shared.items() if f"{n}.v" not in texts}
     return texts
 
