@@ -108,7 +108,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _run(args: list[str], debug: bool) -> None:
     try:
-        app.main(args=args, standalone_mode=False, prog_name="romsim")
+        _run_clean(args)
     except RomsimError as error:
         if debug:
             raise
@@ -138,6 +138,16 @@ def _run(args: list[str], debug: bool) -> None:
             err=True,
         )
         sys.exit(INTERNAL_ERROR)
+
+
+def _run_clean(args: list[str]) -> None:
+    """Run a command; whatever ends it, no line of progress stays on the terminal."""
+    try:
+        app.main(args=args, standalone_mode=False, prog_name="romsim")
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 if __name__ == "__main__":

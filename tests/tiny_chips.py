@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import romsim
 from romsim_compiler.description import Description
+from romsim_compiler.digest import manifest_digest
 from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import TINY
@@ -141,7 +142,14 @@ def reseal(folder: Path) -> Path:
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    return forge(folder, manifest)
+
+
+def forge(folder: Path, manifest: dict[str, Any]) -> Path:
+    """Write a manifest with other values, as a forger would: with its digest."""
+    manifest["sha256"] = manifest_digest(manifest)
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    (folder / "manifest.json").write_text(text)
     return folder
 
 

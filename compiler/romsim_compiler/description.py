@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from romsim_compiler.digest import MANIFEST, file_digest
+from romsim_compiler.digest import MANIFEST, file_digest, manifest_digest
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.numerics import Numerics
 from romsim_compiler.program import PlacedGroup, Program
@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 
 _KEYS = (
     "name", "model", "target", "fitted", "executable", "has_images", "numerics", "context",
-    "memory", "rom", "accuracy", "adapters", "n_slots", "dies", "files",
+    "memory", "rom", "accuracy", "adapters", "n_slots", "dies", "files", "sha256",
 )  # fmt: skip
 _FILES = ("placement.json", "prefill.json", "program.json", "tables.json", "target.toml")
 _IMAGES = ("gains.bin", "rom.bin")
@@ -69,7 +69,7 @@ class Description:
         Parameters
         ----------
         verify
-            Compare every file with the manifest's SHA-256.
+            Compare every file, and the manifest itself, with the manifest's SHA-256.
 
         Raises
         ------
@@ -127,6 +127,11 @@ class Description:
                     f"{file} must have the SHA-256 {entry['sha256']} of the manifest, not "
                     f"{file_digest(file)}; it was changed: compile again"
                 )
+        if verify and manifest_digest(manifest) != manifest["sha256"]:
+            raise DescriptionError(
+                f"{folder / MANIFEST} must have the values that were compiled (SHA-256 "
+                f"{manifest['sha256']}), not others; it was changed: compile again"
+            )
         return cls(folder, manifest)
 
     def _json(self, name: str) -> Any:

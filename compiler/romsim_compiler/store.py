@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from romsim_compiler.digest import MANIFEST, file_digest
+from romsim_compiler.digest import MANIFEST, file_digest, manifest_digest
 from romsim_models.errors import DescriptionError
 
 __all__ = ["Folder", "replace_folder", "write_json"]
@@ -40,7 +40,7 @@ class Folder:
         (self.path / name).write_text(text, encoding="utf-8", newline="\n")
 
     def seal(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest, with size and digest of every other file."""
+        """Write the manifest, with size and digest of every other file, and its own digest."""
         files = sorted(p for p in self.path.rglob("*") if p.is_file())
         listed = {
             p.relative_to(self.path).as_posix(): {
@@ -49,7 +49,8 @@ class Folder:
             }
             for p in files
         }
-        write_json(self.path / MANIFEST, {**manifest, "files": listed})
+        values = {**manifest, "files": listed}
+        write_json(self.path / MANIFEST, {**values, "sha256": manifest_digest(values)})
 
 
 @contextmanager

@@ -138,7 +138,7 @@ class _Parser:
             name: self._locate(name, shape, type_id, data_start, offset, alignment)
             for name, (shape, type_id, offset) in entries.items()
         }
-        self._check_overlap(tensors)
+        self._check_extent(tensors, alignment)
         return GgufHeader(version=version, metadata=metadata, tensors=tensors)
 
     def _tensor_table(self, n_tensors: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
@@ -195,7 +195,7 @@ class _Parser:
             name=name, shape=shape, type_id=type_id, offset=start, size_bytes=size
         )
 
-    def _check_overlap(self, tensors: dict[str, GgufTensorInfo]) -> None:
+    def _check_extent(self, tensors: dict[str, GgufTensorInfo], alignment: int) -> None:
         in_order = sorted(tensors.values(), key=lambda info: info.offset)
         for before, after in itertools.pairwise(in_order):
             if before.offset + before.size_bytes > after.offset:
@@ -204,6 +204,12 @@ class _Parser:
                     f"{before.offset + before.size_bytes} or later, not {after.offset!r}; it "
                     f"overlaps with {before.name!r}: the file is corrupt"
                 )
+        end = max((i.offset + i.size_bytes for i in in_order), default=self._size)
+        if self._size > -(-end // alignment) * alignment:
+            raise FormatError(
+                f"{self._path}: file must end with the data of its last tensor at byte {end}, not "
+                f"at byte {self._size}: nothing names the bytes between; get the file again"
+            )
 
     def _value(self, value_type: int) -> Any:
         if value_type == _STRING:

@@ -121,6 +121,11 @@ def lines(description: Any, out: str) -> list[str]:
     target = description.target
     listed = ", ".join(f"{n} {c / 1e6:.1f} M" for n, c in formats["weights"].items())
     result = [f"note: {note}" for note in manifest["model"]["notes"]]
+    if memory["context"] > description.spec.max_seq_len:
+        result.append(
+            f"note: a context of {memory['context']} tokens is more than the "
+            f"{description.spec.max_seq_len} that the model was made for"
+        )
     result += [
         f"{manifest['name']} on {target.name}"
         f" ({target.array.n_tiles} tiles, {target.array.n_lanes} lanes, {target.clock_mhz:g} MHz)",

@@ -148,6 +148,16 @@ def test_missing_key_is_refused(key: str, chip: Description, tmp_path: Path) -> 
     )
 
 
+def test_changed_manifest_is_refused(chip: Description, tmp_path: Path) -> None:
+    folder = copied(chip.path, tmp_path / "c")
+    edit(folder, lambda manifest: manifest["target"].update(clock_mhz=9000.0))
+    refused(
+        folder,
+        f"{folder / 'manifest.json'} must have the values that were compiled (SHA-256 "
+        f"{chip.manifest['sha256']}), not others; it was changed: compile again",
+    )
+
+
 @pytest.mark.parametrize("name", ["rom.bin", "gains.bin", "program.json", "prefill.json"])
 def test_file_that_is_not_listed_is_refused(name: str, chip: Description, tmp_path: Path) -> None:
     folder = copied(chip.path, tmp_path / "c")

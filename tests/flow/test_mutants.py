@@ -14,7 +14,7 @@ import romsim
 from romsim_compiler.description import Description
 from romsim_models.errors import DescriptionError, SpecError
 from tests.command_line import run_command
-from tests.tiny_chips import RomFile, compile_tiny, copied, reseal
+from tests.tiny_chips import RomFile, compile_tiny, copied, forge, reseal
 
 HEAD = 32  # rows of a head in every tiny model
 
@@ -227,7 +227,7 @@ def test_another_model_of_the_same_shape_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((chip.path / "manifest.json").read_text())
     digest = manifest["model"]["source"]["sha256"]
     manifest["model"]["source"]["sha256"] = "0" * 64
-    (chip.path / "manifest.json").write_text(json.dumps(manifest))
+    forge(chip.path, manifest)
     sentence = (
         f"Model tiny-int4 must be the one that {chip.path} was compiled from (SHA-256 {'0' * 64}), "
         f"not one with SHA-256 {digest}; give the right --model or compile again"

@@ -238,6 +238,19 @@ def test_header_refuses_overlapping_tensors(path: Path) -> None:
     )
 
 
+def test_header_refuses_bytes_that_nothing_names(path: Path) -> None:
+    write_gguf(path, {}, ONE)
+    (info,) = read_gguf_header(path).tensors.values()
+    end = info.offset + info.size_bytes
+    with path.open("ab") as file:
+        file.write(bytes(64))
+    refused(
+        path,
+        f"file must end with the data of its last tensor at byte {end}, not at byte "
+        f"{path.stat().st_size}: nothing names the bytes between; get the file again",
+    )
+
+
 @pytest.mark.parametrize("alignment", [0, 12, "x"])
 def test_header_refuses_an_impossible_alignment(path: Path, alignment: Any) -> None:
     write_gguf(path, {"general.alignment": alignment}, ONE)

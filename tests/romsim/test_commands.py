@@ -11,6 +11,7 @@ import pytest
 
 import romsim
 from romsim import cli
+from romsim.cli import main
 from romsim.commands.output import Progress
 from romsim.comparison import ValueReport
 from romsim.rates import decode_rates
@@ -123,6 +124,16 @@ def test_compile(capsys: Capture, tmp_path: Path) -> None:
     assert lines[-1] == f"  written   {tmp_path / 'b'}"
     assert any("15 tensors quantised here; worst relative error 7.7 %" in line for line in lines)
     assert tree(out) == tree(tmp_path / "b")
+
+
+def test_context_that_the_model_was_not_made_for_is_noted(capsys: Capture, tmp_path: Path) -> None:
+    arguments = ["compile", "opt-13b-mha", "--fit", "-o", tmp_path / "a"]
+    done = run_command(capsys, *arguments, "--context", 2049)
+    assert done.out.splitlines()[0] == (
+        "note: a context of 2049 tokens is more than the 2048 that the model was made for"
+    )
+    done = run_command(capsys, *arguments, "--context", 2048)
+    assert done.out.startswith("opt-13b-mha on ")
 
 
 def test_compile_a_shape(capsys: Capture, tmp_path: Path) -> None:
@@ -433,6 +444,15 @@ def test_progress_is_a_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch) 
     assert terminal.text.endswith("\r\x1b[Kdone: 100 %, 0 s left\r\x1b[K")
     progress.clear()
     assert terminal.text.endswith("\r\x1b[K\r\x1b[K")
+
+
+def test_no_progress_stays_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(is_live=True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pytest.raises(SystemExit) as end:
+        main(["targets", "smal"])
+    assert end.value.code == 2
+    assert terminal.text.startswith("\r\x1b[Kromsim: Target must be one of")
 
 
 def test_progress_is_silent_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

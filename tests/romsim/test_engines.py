@@ -19,7 +19,7 @@ from romsim.engines import (
 )
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
-from tests.tiny_chips import copied
+from tests.tiny_chips import copied, forge
 
 
 def refused(sentence: str, call: Any, *arguments: Any, **options: Any) -> None:
@@ -142,7 +142,7 @@ def test_file_of_the_user_must_be_given(tiny: Description, tmp_path: Path) -> No
     folder = copied(tiny.path, tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["model"]["source"] = {"kind": "gguf", "name": "mine.gguf", "sha256": "0" * 64}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    forge(folder, manifest)
     refused(
         f"The model file of {folder} must be given, since 'mine.gguf' is no built-in model: add "
         f"--model FILE",
