@@ -26,7 +26,29 @@ if TYPE_CHECKING:
     from romsim.rtl_words import Place
     from romsim_compiler.program import Instruction
 
-__all__ = ["RtlDivergence", "RtlReport", "compare_rtl"]
+__all__ = ["RtlDivergence", "RtlPrompt", "RtlReport", "compare_rtl", "compare_rtl_prompts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RtlPrompt:
+    """A prompt, and greedy decoding after it.
+
+    Parameters
+    ----------
+    tokens
+        The prompt.
+    n_new
+        Tokens that are decoded after it.
+    adapter
+        Resident adapter to use.
+    begin
+        Begin a sequence at position 0, or go on where the last prompt's decoding ended.
+    """
+
+    tokens: tuple[int, ...]
+    n_new: int = 0
+    adapter: str | None = None
+    begin: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +137,35 @@ def compare_rtl(
     ToolError
         If the build or the simulation fails.
     """
+    one = RtlPrompt(tokens=tuple(prompt), n_new=n_new, adapter=adapter)
+    return compare_rtl_prompts(
+        description,
+        [one],
+        trace=trace,
+        options=options,
+        sram_seed=sram_seed,
+        progress=progress,
+    )
+
+
+def compare_rtl_prompts(
+    description: Description,
+    prompts: Sequence[RtlPrompt],
+    *,
+    trace: bool = True,
+    options: BuildOptions | None = None,
+    sram_seed: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> RtlReport:
+    """Run prompts one after the other on both, and compare; the rest as for `compare_rtl`.
+
+    Raises
+    ------
+    SpecError
+        If the RTL has no hardware for the description.
+    ToolError
+        If the build or the simulation fails.
+    """
     base = options or BuildOptions()
     options = BuildOptions(opt=base.opt, threads=base.threads, trace=trace, waves=base.waves)
     tally = _Tally()
@@ -123,40 +174,40 @@ def compare_rtl(
         with RtlRun(
             description, options=options, trace=file, sram_seed=sram_seed, progress=progress
         ) as chip:
-            comparison = _Comparison(description, chip, file, tally, adapter)
-            comparison.run(prompt, n_new, progress)
-    return tally.report(len(prompt) + n_new)
+            comparison = _Comparison(description, chip, file, tally)
+            for prompt in prompts:
+                comparison.run(prompt, progress)
+    return tally.report(sum(len(prompt.tokens) + prompt.n_new for prompt in prompts))
 
 
 class _Comparison:
-    """One run on both machines, side by side."""
+    """One chip on both machines, side by side."""
 
     def __init__(
-        self,
-        description: Description,
-        chip: RtlRun,
-        file: Path | None,
-        tally: _Tally,
-        adapter: str | None,
+        self, description: Description, chip: RtlRun, file: Path | None, tally: _Tally
     ) -> None:
-        self._chip, self._tally, self._adapter = chip, tally, adapter
-        chip.use_adapter(adapter)
+        self._description, self._chip, self._tally = description, chip, tally
         self._words: list[SramWrite] = []
         self._model = CycleModel(description, trace=None if file is None else self._words.append)
         self._reader = None if file is None else TraceReader(file)
-        self._map = WordMap(description, adapter=adapter)
+        self._map = WordMap(description)
+        self._n_clipped = 0
 
-    def run(
-        self, prompt: Sequence[int], n_new: int, progress: Callable[[str, float], None] | None
-    ) -> None:
-        expected = self._model.prefill(prompt, adapter=self._adapter)
-        got = self._chip.prefill(prompt, begin=True)
-        self._compare(0, expected.chunks, got, expected.logits)
+    def run(self, prompt: RtlPrompt, progress: Callable[[str, float], None] | None) -> None:
+        adapter, n_tokens = prompt.adapter, len(prompt.tokens)
+        self._map = WordMap(self._description, adapter=adapter)
+        self._chip.use_adapter(adapter)
+        if prompt.begin:
+            self._model.reset()
+        first = self._model.position()
+        expected = self._model.prefill(prompt.tokens, adapter=adapter)
+        got = self._chip.prefill(prompt.tokens, begin=prompt.begin)
+        self._compare(first, expected.chunks, got, expected.logits)
         token = expected.next_token
-        for number in range(n_new):
+        for number in range(prompt.n_new):
             if progress is not None:
-                progress("comparing", (len(prompt) + number) / (len(prompt) + n_new))
-            step = self._model.step(token, adapter=self._adapter)
+                progress("comparing", (n_tokens + number) / (n_tokens + prompt.n_new))
+            step = self._model.step(token, adapter=adapter)
             result = self._chip.step(token)
             timeline = Timeline(events=step.timeline, cycles=step.cycles)
             self._compare(step.position, (timeline,), [result], step.logits)
@@ -188,6 +239,9 @@ class _Comparison:
         tally.compare("logits", end, logits, results[-1].logits)
         tally.n_logits += logits.size
         tally.compare("next token", end, [int(np.argmax(logits))], [results[-1].token])
+        n_clipped = self._model.saturations - self._n_clipped
+        tally.compare("clipped values", end, [n_clipped], [sum(r.clipped for r in results)])
+        self._n_clipped += n_clipped
         self._words.clear()
 
 

@@ -10,10 +10,12 @@ the same; unchanged input gives the same bytes.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,9 +62,22 @@ def write_verilog(
     for path, member, value in component.signature.flatten(component):
         direction = PortDirection.Input if member.flow == wiring.In else PortDirection.Output
         ports["__".join(map(str, path))] = (value, direction)
-    fragment = Fragment.get(component, platform)
-    text, _ = rtlil.convert_fragment(fragment, ports=ports, name=name, emit_src=False)
+    with _uncollected():
+        fragment = Fragment.get(component, platform)
+        text, _ = rtlil.convert_fragment(fragment, ports=ports, name=name, emit_src=False)
     return spare_copies(gate_stages(_lower(text, name), unread=unread))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage among millions of nets that all stay: it takes half the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _lower(text: str, name: str) -> str:

@@ -1,0 +1,361 @@
+"""Random chips and models: RTL against cycle model, every write, cycle, logit and token.
+
+    python -m tests.rtl.sweep --count 500
+    python -m tests.rtl.sweep --replay build/sweep/0123456789ab.json
+
+Chip number N is always the same one, so that ``--first`` goes on where another run has stopped.
+For each chip the prompts are drawn by hypothesis, which also shrinks them (the build serves all);
+then the chip is made simpler, an axis at a time, for as long as it still fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from romsim.verify_rtl import RtlPrompt, RtlReport, compare_rtl_prompts
+from romsim_compiler.description import Description
+from romsim_models.errors import RomsimError, SpecError
+from romsim_rtl.driver_build import BuildOptions
+from tests.rtl.sweep_chips import SweepChip, chip_number, compile_chip, coverage_lines, simpler
+
+__all__ = [
+    "Failure",
+    "Outcome",
+    "Stimulus",
+    "check",
+    "fixed_stimulus",
+    "main",
+    "replay",
+    "run_range",
+    "save",
+    "shrink",
+    "stimuli",
+]
+
+OPTIONS = BuildOptions(opt="-O0", trace=True)
+EXAMPLES = 4  # of prompts for each chip, besides the fixed ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stimulus:
+    """What one run of a chip does, from reset."""
+
+    prompts: tuple[RtlPrompt, ...]
+    sram_seed: int | None  # of the memories' first contents; None for zeros
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stimulus as JSON-ready values."""
+        return {"prompts": [asdict(p) for p in self.prompts], "sram_seed": self.sram_seed}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Stimulus:
+        """Build a stimulus from :meth:`to_json`'s values."""
+        prompts = [RtlPrompt(**{**p, "tokens": tuple(p["tokens"])}) for p in values["prompts"]]
+        return cls(prompts=tuple(prompts), sram_seed=values["sram_seed"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A chip and a stimulus at which the machines part."""
+
+    chip: SweepChip
+    stimulus: Stimulus
+    sentence: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the failure as JSON-ready values."""
+        return {
+            "chip": self.chip.to_json(),
+            "stimulus": self.stimulus.to_json(),
+            "sentence": self.sentence,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Failure:
+        """Build a failure from :meth:`to_json`'s values."""
+        return cls(
+            chip=SweepChip(**values["chip"]),
+            stimulus=Stimulus.from_json(values["stimulus"]),
+            sentence=values["sentence"],
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What was compared on a chip, and where it failed."""
+
+    n_runs: int = 0
+    n_tokens: int = 0
+    n_logits: int = 0
+    n_writes: int = 0
+    n_events: int = 0
+    failure: Failure | None = None
+
+    def add(self, report: RtlReport) -> None:
+        """Count a run."""
+        self.n_runs += 1
+        self.n_tokens += report.n_tokens
+        self.n_logits += report.n_logits
+        self.n_writes += report.n_writes
+        self.n_events += report.n_events
+
+
+class _PartedError(Exception):
+    def __init__(self, stimulus: Stimulus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.stimulus, self.sentence = stimulus, sentence
+
+
+def fixed_stimulus(chip: SweepChip) -> Stimulus:
+    """Prompts that every chip is run with: adapters in turn, no reset, a context that fills up."""
+    draw = random.Random(f"prompts of chip {chip.seed}")
+    adapters = ("a", None, "b", "a") if chip.rank else (None,) * 4
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(chip.vocab_size) for _ in range(count))
+
+    first, second = tokens(chip.n_inflight + 1), tokens(2)
+    used = len(first) + 1 + len(second)
+    return Stimulus(
+        prompts=(
+            RtlPrompt(tokens=first, n_new=1, adapter=adapters[0]),
+            RtlPrompt(tokens=second, adapter=adapters[1], begin=False),
+            RtlPrompt(tokens=tokens(chip.context - used), adapter=adapters[2], begin=False),
+            RtlPrompt(tokens=tokens(1), n_new=1, adapter=adapters[3]),
+        ),
+        sram_seed=1 + chip.seed,
+    )
+
+
+@st.composite
+def stimuli(draw: st.DrawFn, chip: SweepChip) -> Stimulus:
+    """Draw one to three prompts that fit the context, with and without reset."""
+    prompts: list[RtlPrompt] = []
+    position = 0
+    for number in range(draw(st.integers(1, 3))):
+        begin = number == 0 or position >= chip.context or draw(st.booleans())
+        position = 0 if begin else position
+        room = chip.context - position
+        length = draw(st.integers(1, min(room, 2 * chip.n_inflight + 2)) | st.just(room))
+        n_new = draw(st.integers(0, min(2, room - length)))
+        tokens = st.integers(0, chip.vocab_size - 1)
+        prompts.append(
+            RtlPrompt(
+                tokens=tuple(draw(st.lists(tokens, min_size=length, max_size=length))),
+                n_new=n_new,
+                adapter=draw(st.sampled_from([None, "a", "b"])) if chip.rank else None,
+                begin=begin,
+            )
+        )
+        position += length + n_new
+    sram_seed = draw(st.none() | st.integers(1, 1 << 20))
+    return Stimulus(prompts=tuple(prompts), sram_seed=sram_seed)
+
+
+Compare = Callable[[Description, Stimulus], RtlReport]
+
+
+def _compare(description: Description, stimulus: Stimulus) -> RtlReport:
+    return compare_rtl_prompts(
+        description, stimulus.prompts, options=OPTIONS, sram_seed=stimulus.sram_seed
+    )
+
+
+def check(
+    chip: SweepChip,
+    folder: Path,
+    *,
+    examples: int = EXAMPLES,
+    compare: Compare | None = None,
+) -> Outcome:
+    """Compile and build a chip, and compare RTL and cycle model on prompts.
+
+    Parameters
+    ----------
+    folder
+        A new folder for the description.
+    examples
+        Stimuli that hypothesis draws after the fixed one; on a difference it shrinks them.
+    compare
+        Runs one stimulus.
+
+    Raises
+    ------
+    RomsimError
+        If the chip cannot be compiled or built.
+    """
+    description = compile_chip(chip, folder)
+    outcome = Outcome()
+
+    def run(stimulus: Stimulus) -> None:
+        try:
+            report = (compare or _compare)(description, stimulus)
+        except RomsimError as error:  # a chip that hangs or ends
+            raise _PartedError(stimulus, str(error)) from error
+        outcome.add(report)
+        if not report.passed:
+            first = "nothing was compared" if report.first is None else report.first.sentence()
+            raise _PartedError(stimulus, first)
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(stimulus=stimuli(chip))
+    def run_drawn(stimulus: Stimulus) -> None:
+        run(stimulus)
+
+    parted: _PartedError | None = None
+    try:
+        run(fixed_stimulus(chip))
+    except _PartedError as found:
+        parted = found
+    if examples:
+        try:
+            run_drawn()
+        except _PartedError as found:
+            parted = found  # the smaller one
+    if parted is not None:
+        outcome.failure = Failure(chip=chip, stimulus=parted.stimulus, sentence=parted.sentence)
+    return outcome
+
+
+def shrink(
+    failure: Failure, check_one: Callable[[SweepChip], Failure | None], *, limit: int
+) -> Failure:
+    """Make a failing chip simpler, an axis at a time, with at most ``limit`` more chips."""
+    tried = {failure.chip}
+    best, left, is_better = failure, limit, True
+    while is_better and left:
+        is_better = False
+        for chip in simpler(best.chip):
+            if left and chip not in tried:
+                tried.add(chip)
+                left -= 1
+                found = check_one(chip)
+                if found is not None:
+                    best, is_better = found, True
+                    break
+    return best
+
+
+def save(failure: Failure, folder: Path) -> Path:
+    """Write a reproducer, whole or not at all; return its path."""
+    text = json.dumps(failure.to_json(), indent=1, sort_keys=True) + "\n"
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".partial")
+    aside.write_text(text)
+    aside.replace(path)
+    return path
+
+
+def replay(path: Path, *, compare: Compare | None = None) -> str | None:
+    """Run a reproducer; return where the machines part, or ``None`` if they do not any more.
+
+    Raises
+    ------
+    SpecError
+        If the file is not one that `save` wrote.
+    """
+    try:
+        failure = Failure.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SpecError(
+            f"Reproducer {path} must be a file that the sweep wrote, not {error!r}"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        description = compile_chip(failure.chip, Path(folder))
+        report = (compare or _compare)(description, failure.stimulus)
+    return None if report.passed or report.first is None else report.first.sentence()
+
+
+def run_range(
+    numbers: Sequence[int],
+    *,
+    out: Path,
+    limit: int,
+    examples: int = EXAMPLES,
+    compare: Compare | None = None,
+) -> Iterator[tuple[int, SweepChip, Outcome]]:
+    """Check chips by number; failures are shrunk and saved in ``out``."""
+
+    def again(chip: SweepChip) -> Failure | None:
+        with tempfile.TemporaryDirectory() as folder:
+            return check(chip, Path(folder), examples=examples, compare=compare).failure
+
+    for number in numbers:
+        chip = chip_number(number)
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = check(chip, Path(folder), examples=examples, compare=compare)
+        if outcome.failure is not None:
+            save(outcome.failure, out)  # before the shrinking, which takes long
+            outcome = replace(outcome, failure=shrink(outcome.failure, again, limit=limit))
+            assert outcome.failure is not None
+            save(outcome.failure, out)
+        yield number, chip, outcome
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sweep, or a reproducer; return 1 if RTL and cycle model part anywhere."""
+    parser = argparse.ArgumentParser(prog="python -m tests.rtl.sweep")
+    parser.add_argument("--count", type=int, default=25, help="chips")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--out", type=Path, default=Path("build/sweep"), help="reproducers")
+    parser.add_argument("--limit", type=int, default=30, help="chips that a shrinking may build")
+    parser.add_argument("--replay", type=Path, help="run this reproducer alone")
+    parsed = parser.parse_args(arguments)
+    if parsed.replay is not None:
+        found = replay(parsed.replay)
+        _say(found or "RTL and cycle model are equal")
+        return int(found is not None)
+    if parsed.count < 1 or parsed.first < 0:
+        parser.error("--count must be at least 1 and --first at least 0")
+    chips: list[SweepChip] = []
+    total = Outcome()
+    n_failed = 0
+    numbers = range(parsed.first, parsed.first + parsed.count)
+    begun = time.monotonic()
+    for number, chip, outcome in run_range(numbers, out=parsed.out, limit=parsed.limit):
+        chips.append(chip)
+        for name in ("n_runs", "n_tokens", "n_logits", "n_writes", "n_events"):
+            setattr(total, name, getattr(total, name) + getattr(outcome, name))
+        line = f"chip {number}: {outcome.n_runs} runs, {outcome.n_writes} writes"
+        if outcome.failure is not None:
+            n_failed += 1
+            line += f": PARTED at {outcome.failure.sentence}"
+        sys.stderr.write(f"{line} ({time.monotonic() - begun:.0f} s)\n")
+    _say("\n".join(coverage_lines(chips)))
+    _say(
+        f"{len(chips)} chips, {total.n_runs} runs, {total.n_tokens} tokens, {total.n_logits} "
+        f"logits, {total.n_writes} written elements, {total.n_events} instructions: "
+        f"{n_failed} chips with differences"
+    )
+    return int(n_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The sweep: its draw covers what it says, and what it finds is made small and kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from romsim.cycle import CycleModel
+from romsim.verify_rtl import RtlPrompt, RtlReport, compare_rtl_prompts
+from romsim_compiler.description import Description
+from romsim_models.errors import SpecError
+from tests.rtl.sweep import (
+    OPTIONS,
+    Failure,
+    Stimulus,
+    check,
+    fixed_stimulus,
+    main,
+    replay,
+    run_range,
+    save,
+    shrink,
+    stimuli,
+)
+from tests.rtl.sweep_chips import (
+    AXES,
+    BLOCK,
+    LEAST,
+    SweepChip,
+    chip_number,
+    coverage,
+    coverage_lines,
+    draw_block,
+    simpler,
+)
+from tests.tiny_chips import RomFile, copied, reseal
+
+SIMPLEST = SweepChip(**{name: next(iter(values)) for name, values in AXES.items()})
+STIMULUS = Stimulus(prompts=(RtlPrompt(tokens=(1,)),), sram_seed=None)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_every_draw_covers_every_value_of_every_axis(number: int) -> None:
+    chips = draw_block(number)
+    assert len(chips) == BLOCK == 25
+    for name, counts in coverage(chips).items():
+        assert set(AXES[name]) <= set(counts)
+        assert all(counts[value] >= LEAST == 5 for value in AXES[name]), name
+    assert Counter(chip.kind for chip in chips).keys() == {"MHA", "GQA", "MQA"}
+    assert 2 * sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips) >= BLOCK
+    assert [chip.seed for chip in chips] == list(range(number * BLOCK, (number + 1) * BLOCK))
+    assert chips == draw_block(number)
+    assert chips[3] == chip_number(number * BLOCK + 3)
+
+
+def test_chips_of_different_draws_are_different() -> None:
+    chips = {replace(chip, seed=0) for number in range(20) for chip in draw_block(number)}
+    assert len(chips) == 500
+
+
+def test_coverage_is_printed_axis_by_axis() -> None:
+    lines = coverage_lines([SIMPLEST, replace(SIMPLEST, n_tiles=8, n_layers=2, dim=192)])
+    assert lines[0] == "n_tiles         1: 1, 2: 0, 4: 0, 8: 1"
+    assert "dim             64: 1, 96: 0, 128: 0, 192: 1" in lines
+    assert lines[-2:] == ["attention       MHA: 2", "several tiles and several layers: 1 of 2"]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(number=st.integers(0, 499), data=st.data())
+def test_prompts_fit_the_chip(number: int, data: st.DataObject) -> None:
+    chip = chip_number(number)
+    fixed = fixed_stimulus(chip)
+    for stimulus in (fixed, data.draw(stimuli(chip))):
+        position = fullest = 0
+        for prompt in stimulus.prompts:
+            position = 0 if prompt.begin else position
+            position += len(prompt.tokens) + prompt.n_new
+            fullest = max(fullest, position)
+            assert position <= chip.context
+            assert 0 <= min(prompt.tokens) <= max(prompt.tokens) < chip.vocab_size
+            assert prompt.adapter in ({None, "a", "b"} if chip.rank else {None})
+        assert stimulus.prompts[0].begin
+        assert stimulus is not fixed or fullest == chip.context
+        assert Stimulus.from_json(json.loads(json.dumps(stimulus.to_json()))) == stimulus
+
+
+def test_shrinking_leaves_only_what_the_fault_needs() -> None:
+    tried = []
+
+    def is_wrong(chip: SweepChip) -> Failure | None:
+        tried.append(chip)
+        wrong = chip.n_tiles > 1 and chip.codes == "ternary" and chip.head_dim > 32
+        return Failure(chip=chip, stimulus=STIMULUS, sentence="wrong") if wrong else None
+
+    (chip,) = [c for c in draw_block(0) if is_wrong(c)][:1]
+    failure = Failure(chip=chip, stimulus=STIMULUS, sentence="wrong")
+    small = shrink(failure, is_wrong, limit=200).chip
+    assert small == replace(SIMPLEST, n_tiles=2, codes="ternary", head_dim=64, seed=chip.seed)
+    assert not any(is_wrong(one) for one in simpler(small))
+    assert shrink(failure, is_wrong, limit=1).chip != small
+
+
+def test_a_file_that_is_no_reproducer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    message = f"Reproducer {path} must be a file that the sweep wrote, not KeyError('chip')"
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        replay(path)
+
+
+@pytest.mark.verilator
+def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
+    def with_a_flipped_bit(description: Description, stimulus: Stimulus) -> RtlReport:
+        folder = copied(description.path, Path(f"{description.path}-flipped"))
+        rom = RomFile(folder)
+        rom.flip_code_bit("L0.down", 3, 5, bit=2)
+        rom.save()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "romsim.verify_rtl.CycleModel",
+                lambda _, **more: CycleModel(description, **more),
+            )
+            flipped = Description.load(reseal(folder))
+            report = compare_rtl_prompts(
+                flipped, stimulus.prompts, options=OPTIONS, sram_seed=stimulus.sram_seed
+            )
+        shutil.rmtree(folder)
+        return report
+
+    found = check(SIMPLEST, tmp_path / "chip", compare=with_a_flipped_bit).failure
+    assert found is not None
+    assert found.chip == SIMPLEST
+    assert found.stimulus == Stimulus(prompts=(RtlPrompt(tokens=(0,)),), sram_seed=None)
+    assert found.sentence.startswith("value of L0.matvec down to Y[3], cycle ")
+    path = save(found, tmp_path / "found")
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert Failure.from_json(json.loads(path.read_text())) == found
+    assert replay(path, compare=with_a_flipped_bit) == found.sentence
+    assert replay(path) is None
+
+
+@pytest.mark.verilator
+@pytest.mark.parametrize("number", range(BLOCK))
+def test_rtl_equals_the_cycle_model_on_a_drawn_chip(number: int, tmp_path: Path) -> None:
+    ((_, chip, outcome),) = run_range([number], out=tmp_path, limit=0, examples=1)
+    assert outcome.failure is None, outcome.failure
+    assert outcome.n_runs >= 2
+    assert outcome.n_tokens > chip.context
+    assert min(outcome.n_writes, outcome.n_logits, outcome.n_events) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line_says_what_was_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = RtlReport(
+        n_programs=1,
+        n_tokens=2,
+        n_logits=3,
+        n_writes=4,
+        n_events=5,
+        n_mismatches=0,
+        first=None,
+        by_memory={},
+    )
+    monkeypatch.setattr("tests.rtl.sweep._compare", lambda *_: report)
+    assert main(["--count", "2", "--first", "7", "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith("n_tiles ")
+    assert re.fullmatch(
+        r"2 chips, (\d+) runs, .* written elements, \d+ instructions: 0 chips with differences",
+        lines[-1],
+    )
+    assert re.match(r"chip 7: \d+ runs, \d+ writes \(\d+ s\)\nchip 8: ", err)
