@@ -147,6 +147,7 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert replay(path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.verilator
 @pytest.mark.parametrize("number", range(BLOCK))
 def test_rtl_equals_the_cycle_model_on_a_drawn_chip(number: int, tmp_path: Path) -> None:
