@@ -18,7 +18,7 @@ CHIP := build/$(MODEL)
 STORY := Once upon a time, there was a little girl who
 QUESTION := What is a read-only memory?
 
-.PHONY: help setup model chip test test-full demo bench lint format clean distclean
+.PHONY: help setup model chip test test-full demo bench gpu-bench lint format clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' Makefile | expand -t 18
@@ -60,6 +60,13 @@ demo: chip  ## compile SmolLM2 into a chip, audit it, let it speak
 
 bench: chip  ## speed of the cycle model beside llama.cpp and torch, in one run
 	$(BIN)/python -m benchmarks.llama_cpp --chip $(CHIP)
+
+# The environment's PyTorch is the CPU build: give a Python with one for CUDA, e.g.
+# make gpu-bench GPU_PYTHON=python3
+GPU_PYTHON := $(BIN)/python
+gpu-bench: $(STAMP)  ## decoding on an NVIDIA GPU, to build/gpu-bench.json; no network
+	@mkdir -p build
+	PYTHONPATH=.:compiler:models:rtl $(GPU_PYTHON) -m benchmarks.gpu_bench --out build/gpu-bench.json
 
 lint: $(STAMP)  ## ruff, mypy, layers
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,12 @@ from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from romsim.comparison import ValueReport
+    from romsim.gpu_compare import GpuComparison
     from romsim.quality import Quality
     from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
-__all__ = ["audit", "compile", "load", "perplexity", "verify"]
+__all__ = ["audit", "compare", "compile", "load", "perplexity", "verify"]
 
 DEFAULT_PROMPT = "Once upon a time, there was a little girl who"
 
@@ -243,3 +245,102 @@ def perplexity(
         n_bytes=max(1, len(tokenizer.decode(tokens).encode())),
         window=window,
     )
+
+
+def compare(
+    description: str | Path | Description,
+    *,
+    context: int | None = None,
+    gpus: Sequence[str] = (),
+    fraction: float | None = None,
+    device: str | None = None,
+    batches: Sequence[int] = (1,),
+    n_steps: int = 16,
+    n_turns: int = 5,
+    model: str | None = None,
+    save: Path | None = None,
+    measured: Sequence[Path] = (),
+    cost: Path | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> GpuComparison:
+    """Compare a chip with decode of the same model on GPUs.
+
+    Parameters
+    ----------
+    context
+        Tokens that attention reads, the new one included; 1,024 or as many as fit by default.
+    gpus
+        Names; all that are known where none is given.
+    fraction
+        Share of a GPU's bandwidth that is reached, instead of what published decoders reach.
+    device
+        ``"cpu"`` or ``"cuda"``: measure the float decoder in PyTorch there, at every batch of
+        ``batches``, in ``n_turns`` turns of ``n_steps`` steps.
+    model
+        Its model file; ``None`` for the built-in model of the description's name. A description
+        without weights is measured with random ones.
+    save
+        File for what was measured.
+    measured
+        Files of earlier measurements.
+    cost
+        Inputs of the cost calculation; the built-in ones without.
+
+    Raises
+    ------
+    RomsimError
+        If the context does not fit, or a GPU, device, file or number cannot be used.
+    """
+    from romsim.cost_inputs import read_cost_inputs
+    from romsim.decode_record import read_records, write_records
+    from romsim.gpu_compare import compare_with_gpus
+    from romsim.gpu_tables import Fraction
+    from romsim.whole_file import check_folder
+
+    if save is not None:
+        check_folder(save, what="Record")
+    loaded = description if isinstance(description, Description) else load(description)
+    inputs = read_cost_inputs(cost)
+    share = None
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise SpecError(f"Share of bandwidth must be above 0 and at most 1, not {fraction!r}")
+        share = Fraction(
+            low=fraction, mid=fraction, high=fraction, grade="assumed", source="given by the user"
+        )
+    records = [(str(path), record) for path in measured for record in read_records(path)]
+
+    def made() -> GpuComparison:
+        return compare_with_gpus(
+            loaded,
+            context=context,
+            names=gpus,
+            fraction=share,
+            records=records,
+            cost_inputs=inputs,
+        )
+
+    comparison = made()  # also refuses whatever is wrong, before minutes are spent on measuring
+    if device is None:
+        return comparison
+    import_module("romsim_models.reference")  # which says what to install without PyTorch
+    from romsim.decode_bench import repeated_checkpoint
+    from romsim.decode_measure import Plan, measure_decode
+    from romsim.engines import open_source
+
+    record = measure_decode(
+        open_source(loaded, model) if loaded.has_images else repeated_checkpoint(loaded.spec),
+        Plan(
+            contexts=(comparison.context,),
+            batches=tuple(batches),
+            n_steps=n_steps,
+            n_turns=n_turns,
+        ),
+        device=device,
+        is_random=not loaded.has_images,
+        progress=progress,
+    )
+    if save is not None:
+        write_records(save, (record,))
+    records.append((f"Measurement on {device}", record))
+    return made()

@@ -30,6 +30,7 @@ _COMMANDS = {
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
+    "compare": ("romsim.commands.compare", "the chip against GPUs: rates, joules, area, cost"),
     "published": ("romsim.commands.published", "published chips beside ours, with what was fitted"),
     "kv-check": ("romsim.commands.kv_check", "recompute what articles say about KV caches"),
     "doctor": ("romsim.commands.doctor", "say which tools are here and what is missing"),

@@ -16,7 +16,15 @@ from romsim_compiler.technology import Range
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 
-__all__ = ["ByteItem", "GpuDecode", "all_gpus", "best_batch", "decode_on_gpu", "weight_count"]
+__all__ = [
+    "ByteItem",
+    "GpuDecode",
+    "all_gpus",
+    "best_batch",
+    "decode_on_gpu",
+    "step_bytes",
+    "weight_count",
+]
 
 _LOWEST, _HIGHEST = 0.30, 0.95  # shares outside are not believed without a word
 _USABLE_MEMORY = 0.9  # of the device's memory, for weights and KV
@@ -49,6 +57,11 @@ class GpuDecode:
     limit_tokens_per_s: float  # of one sequence, at the whole bandwidth and no launches
     joules_per_token: Range  # at the part's rated power: an upper limit
     warnings: tuple[str, ...]
+
+    @property
+    def device(self) -> str:
+        """Name of the GPU, with their number where there are several."""
+        return self.gpu.name if self.n_devices == 1 else f"{self.n_devices} x {self.gpu.name}"
 
     @property
     def bytes_per_step(self) -> float:
@@ -113,7 +126,7 @@ def decode_on_gpu(
     for name, number in (("batch", batch), ("n_devices", n_devices)):
         if number < 1:
             raise SpecError(f"{name} must be at least 1, not {number!r}")
-    items = _step_bytes(
+    items = step_bytes(
         spec,
         weight_bits,
         head_bits if head_bits is not None else weight_bits,
@@ -164,14 +177,16 @@ def best_batch(
     *,
     weight_bits: float,
     context: int,
+    head_bits: float | None = None,
     kv_bits: float = 16.0,
     n_devices: int = 1,
 ) -> int:
     """Return the sequences whose caches fit beside the weights; 0 if the weights do not fit."""
     part = find_gpu(gpu) if isinstance(gpu, str) else gpu
     layers, head = weight_count(spec)
-    stored = layers + head * (1 if spec.tie_embeddings else 2)
-    free = _USABLE_MEMORY * part.memory_gb * 1e9 * n_devices - stored * weight_bits / 8
+    top = head * (head_bits if head_bits is not None else weight_bits)
+    stored = (layers * weight_bits + top * (1 if spec.tie_embeddings else 2)) / 8
+    free = _USABLE_MEMORY * part.memory_gb * 1e9 * n_devices - stored
     return max(0, int(free // (context * kv_bytes_per_token(spec, kv_bits))))
 
 
@@ -185,7 +200,7 @@ def _embedding_bytes(spec: ModelSpec, head_bits: float) -> float:
     return 0.0 if spec.tie_embeddings else spec.vocab_size * spec.dim * head_bits / 8
 
 
-def _step_bytes(
+def step_bytes(
     spec: ModelSpec,
     weight_bits: float,
     head_bits: float,
@@ -193,6 +208,7 @@ def _step_bytes(
     kv_bits: float,
     batch: int,
 ) -> tuple[ByteItem, ...]:
+    """Return the bytes of one step: stored bits of a weight, of the head's, of a KV element."""
     layers, head = weight_count(spec)
     token = kv_bytes_per_token(spec, kv_bits)
     heads, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim

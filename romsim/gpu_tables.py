@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from romsim_compiler.technology import Fact
 from romsim_models.errors import SpecError
+from romsim_models.shapes import SHAPES
 
 __all__ = [
     "Fraction",
@@ -63,6 +64,7 @@ class MeasuredRate:
 
     part: str
     model: str
+    shape: str | None  # built-in shape that the model has
     format: str
     framework: str
     context: int | None
@@ -111,6 +113,7 @@ class _Fraction(_Model):
 class _Measured(_Model):
     part: _Text
     model: _Text
+    shape: _Text | None = None
     format: _Text
     framework: _Text
     context: int | None = None
@@ -156,6 +159,12 @@ def parse_gpus(text: str, file: str) -> _File:
         dotted = ".".join(str(k) for k in first["loc"])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise SpecError(f"{file}: {dotted} must be valid: {message}") from None
+    for one in checked.measured:
+        if one.shape is not None and one.shape not in SHAPES:
+            raise SpecError(
+                f"{file}: shape of {one.model} must be one of {', '.join(SHAPES)}, not "
+                f"{one.shape!r}"
+            )
     named = [one.source for one in checked.gpus]
     named += [one.source for one in checked.fractions]
     named += [checked.launch.source, *(one.source for one in checked.measured)]

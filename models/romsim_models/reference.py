@@ -158,7 +158,7 @@ class FloatDecoder:
         inputs = torch.as_tensor(tokens, dtype=torch.long, device=self.device)
         if cache is None:
             cache = self.new_cache(batch=len(inputs), max_tokens=max(inputs.shape[-1], 1))
-        self._check_input(inputs, cache)
+        self.check_input(inputs, cache)
         see = observe or _ignore
         n_new = inputs.shape[1]
         positions = torch.arange(cache.n_tokens, cache.n_tokens + n_new, device=self.device)
@@ -291,7 +291,8 @@ class FloatDecoder:
             scores.append(losses.double().cpu().numpy())
         return np.concatenate(scores) if scores else np.empty(0, dtype=np.float64)
 
-    def _check_input(self, inputs: torch.Tensor, cache: KvCache) -> None:
+    def check_input(self, inputs: torch.Tensor, cache: KvCache) -> None:
+        """Refuse tokens [B, T] that `forward` cannot take; a GPU has to wait for this look."""
         if inputs.ndim != 2 or 0 in inputs.shape:
             raise SpecError(
                 f"tokens must have the shape [sequences, tokens], not {list(inputs.shape)!r}"

@@ -111,7 +111,7 @@ def _area_mm2(description: Any) -> float:
     """Return the chip's estimated area in mm2."""
     from romsim.area import chip_area_mm2
 
-    return round(chip_area_mm2(description.target), 4)
+    return round(chip_area_mm2(description.target, description.spec), 4)
 
 
 def lines(description: Any, out: str) -> list[str]:

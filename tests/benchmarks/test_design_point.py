@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,24 @@ def test_peer_that_is_not_installed_is_refused_with_the_remedy() -> None:
     )
     with pytest.raises(RomsimError, match=message):
         scalesim_seconds(SHAPES["smollm2"], sys.executable, ["o"])
+
+
+def test_peers_seconds_and_the_ratios_are_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    peer = tmp_path / "python"
+    peer.write_text("#!/bin/sh\necho 'seconds 12.500000 2.250000' >&2\n")
+    peer.chmod(0o755)
+    assert scalesim_seconds(SHAPES["smollm2"], str(peer), ["qkv", "o"]) == (12.5, 2.25)
+    arguments = ["--points", "3", "--scalesim-python", str(peer)]
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio"] == pytest.approx(12.5 / result["point_s"])
+    assert result["processor_ratio"] == pytest.approx(2.25 / result["point_processor_s"])
+    assert main(arguments) == 0
+    assert "SCALE-Sim, o of one layer: 12.50 s, 2.25 s of the processor; ratio at least " in (
+        capsys.readouterr().out
+    )
 
 
 def test_unknown_matrix_is_refused() -> None:
