@@ -1,0 +1,236 @@
+"""Building a report: one or several descriptions, and results of other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from romsim.area import estimate_area
+from romsim.description_point import point_of_description
+from romsim.design_point import DesignPoint
+from romsim.report import power, silicon, speed
+from romsim.report.attached import attached_tables, read_result
+from romsim.report.chips_elsewhere import published_tables
+from romsim.report.headline import headline_figures
+from romsim.report.memory import codec_table
+from romsim.report.model import ChipReport, Report, Table
+from romsim.report.zero_bits import ZeroBits, count_zero_bits
+from romsim.throughput import profile_token
+from romsim_compiler.description import Description
+from romsim_models.errors import CapacityError, SpecError
+
+__all__ = ["DEFAULT_CONTEXT", "build_report", "chip_report"]
+
+DEFAULT_CONTEXT = 1024
+_MAX_CHIPS = 4
+
+_NOTES = (
+    "Area and energy are bottom-up estimates from published and synthesised figures, each with its "
+    "grade; nothing was placed and routed. Read the ranges, not the mid values alone.",
+    "Cycles are exact for the template: tests hold the cycle model, the RTL and these closed forms "
+    "together. The clock is the target's own figure.",
+    "One sequence's rate and that of many are different figures and stand apart.",
+    "Grades, best first: published, measured, derived, assumed. A figure made from several has the "
+    "weakest of theirs.",
+)
+
+
+def build_report(
+    descriptions: Sequence[Description],
+    *,
+    context: int | None = None,
+    verify: Sequence[str | Path] = (),
+    compare: Sequence[str | Path] = (),
+    progress: Callable[[str, float], None] | None = None,
+) -> Report:
+    """Return the report of descriptions side by side.
+
+    Parameters
+    ----------
+    context
+        Tokens at which single figures are taken; 1,024, or the longest sequence if that is less.
+    verify, compare
+        Files with what ``romsim verify --json`` and ``romsim compare --json`` printed.
+    progress
+        Called with a stage and the finished fraction.
+
+    Raises
+    ------
+    SpecError
+        If there are no descriptions or more than four, or the context is less than 1.
+    CapacityError
+        If a chip cannot hold the context.
+    FormatError
+        If a result file cannot be read.
+    """
+    if not 1 <= len(descriptions) <= _MAX_CHIPS:
+        raise SpecError(
+            f"Descriptions of one report must be 1 to {_MAX_CHIPS}, not {len(descriptions)}"
+        )
+    shared: list[Table] = []
+    for kind, files in (("verify", verify), ("compare", compare)):
+        for number, file in enumerate(files, 1):
+            shared += attached_tables(kind, number, read_result(file))
+    limits = [description.context for description in descriptions]
+    at = context if context is not None else min(DEFAULT_CONTEXT, *limits)
+    if at < 1:
+        raise SpecError(f"Context must be at least 1 token, not {at}")
+    for description in descriptions:
+        if at > description.context:
+            raise CapacityError(
+                f"Context must be at most {description.context} tokens in {description.path}, not "
+                f"{at}; lower --context, or compile with a larger one"
+            )
+    chips = []
+    for number, (label, description) in enumerate(
+        zip(_labels(descriptions), descriptions, strict=True)
+    ):
+        if progress is not None:
+            progress("reporting", number / len(descriptions))
+        zeros = count_zero_bits(description) if description.has_images else None
+        chips.append(
+            chip_report(
+                point_of_description(description),
+                letter=chr(ord("A") + number),
+                label=label,
+                name=description.name,
+                context=at,
+                limit=description.context,
+                zeros=zeros,
+                lora_bytes=int(description.manifest["memory"]["lora_bytes"]),
+                notes=_notes(description),
+            )
+        )
+    shared += published_tables()
+    title = " and ".join(chip.label for chip in chips)
+    return Report(
+        title=f"ROM chip report: {title}",
+        commands=_commands(descriptions, at, len(verify), len(compare)),
+        chips=tuple(chips),
+        tables=tuple(shared),
+        notes=_NOTES,
+    )
+
+
+def chip_report(
+    point: DesignPoint,
+    *,
+    letter: str,
+    label: str,
+    name: str,
+    context: int,
+    limit: int,
+    zeros: ZeroBits | None = None,
+    lora_bytes: int = 0,
+    notes: Sequence[str] = (),
+) -> ChipReport:
+    """Return the figures and tables of one design point.
+
+    Parameters
+    ----------
+    letter, label, name
+        What tells the chip from others, and what it is called.
+    context, limit
+        Tokens at which single figures are taken, and of the longest sequence.
+    zeros
+        Zero bits of the ROM images, where there are images.
+    lora_bytes
+        SRAM that resident adapters take.
+    notes
+        What a reader has to know beside the figures.
+    """
+    spec, target = point.spec, point.target
+    area = estimate_area(target, spec=spec)
+    reports = power.energies(point, area, context)
+    profile = profile_token(point, context)
+    tables = [
+        silicon.area_table(area),
+        silicon.floorplan_table(area, target.array.n_tiles),
+        speed.rate_table(point, limit),
+        speed.ttft_table(point, limit),
+        speed.layer_table(profile),
+        speed.resource_table(point, sorted({1, context, limit})),
+        speed.operation_table(profile),
+        speed.roofline_table(point, context),
+        speed.limit_table(point, limit),
+        power.energy_unit_table(reports),
+        power.energy_table(reports["isolated"]),
+        power.energy_context_table(point, area, limit),
+        silicon.rom_group_table(point, zeros),
+        codec_table(spec, target, lora_bytes),
+    ]
+    if zeros is not None:
+        tables.append(silicon.rom_bank_table(zeros))
+    figures = headline_figures(
+        point, area, reports["isolated"], context=context, limit=limit, zeros=zeros
+    )
+    array = target.array
+    return ChipReport(
+        letter=letter,
+        label=label,
+        name=name,
+        model=spec.name,
+        target=target.name,
+        technology=area.technology,
+        summary=(
+            f"{array.n_tiles} tiles × {array.n_cells} cells × {array.word_codes} lanes of "
+            f"{array.lane_bits} bits, {target.clock_mhz:g} MHz, {area.technology}"
+        ),
+        context=context,
+        figures=figures,
+        tables=tuple(tables),
+        notes=tuple(notes),
+    )
+
+
+def _labels(descriptions: Sequence[Description]) -> list[str]:
+    """Return what tells each chip from the others: model and target, numbered where equal."""
+    labels = [f"{d.name} on {d.target.name}" for d in descriptions]
+    return [
+        f"{label} ({number})" if labels.count(label) > 1 else label
+        for number, label in enumerate(labels, 1)
+    ]
+
+
+def _notes(description: Description) -> list[str]:
+    notes = []
+    target = description.target
+    if not target.executable:
+        notes.append(
+            f"Target {target.name} cannot be executed ({target.formats.activation} activations, "
+            f"{target.formats.kv} KV): timing, capacity and area only."
+        )
+    if not description.has_images:
+        notes.append("A shape without weights: no ROM images, so no zero-bit densities.")
+    for part, home in (
+        ("input embedding", target.embedding.input),
+        ("LM head", target.embedding.head),
+    ):
+        if home != "rom":
+            notes.append(f"The {part} is {home}: neither its bits nor its area are counted here.")
+    adapters = description.manifest["adapters"]
+    if adapters:
+        notes.append(
+            f"Resident adapters: {', '.join(sorted(adapters))}; speed and energy are without one."
+        )
+    return notes
+
+
+def _commands(
+    descriptions: Sequence[Description], context: int, n_verify: int, n_compare: int
+) -> tuple[str, ...]:
+    """Return the commands that make this report again, folders by letter: paths are the user's."""
+    names = [f"build/{chr(ord('a') + n)}" for n in range(len(descriptions))]
+    commands = []
+    for name, description in zip(names, descriptions, strict=True):
+        source: dict[str, Any] = description.manifest["model"]["source"]
+        fit = " --fit" if description.manifest["fitted"] else ""
+        target = description.target.name.removesuffix("-fit") if fit else description.target.name
+        commands.append(
+            f"romsim compile {source['name']} --target {target}{fit} "
+            f"--context {description.context} -o {name}"
+        )
+    results = " --verify verify.json" * n_verify + " --compare compare.json" * n_compare
+    commands.append(f"romsim report {' '.join(names)} --context {context}{results} -o report.html")
+    return tuple(commands)
