@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from romsim.comparison import ValueReport
     from romsim.gpu_compare import GpuComparison
     from romsim.quality import Quality
+    from romsim.report.model import Report
     from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
-__all__ = ["audit", "compare", "compile", "load", "perplexity", "verify"]
+__all__ = ["audit", "build_report", "compare", "compile", "load", "perplexity", "verify"]
 
 DEFAULT_PROMPT = "Once upon a time, there was a little girl who"
 
@@ -344,3 +345,35 @@ def compare(
         write_records(save, (record,))
     records.append((f"Measurement on {device}", record))
     return made()
+
+
+def build_report(
+    *descriptions: str | Path | Description,
+    context: int | None = None,
+    verify: Sequence[str | Path] = (),
+    compare: Sequence[str | Path] = (),
+    progress: Callable[[str, float], None] | None = None,
+) -> Report:
+    """Report area, speed, energy and memory of descriptions, side by side if there are several.
+
+    :func:`romsim.report.output.write_report` writes it.
+
+    Parameters
+    ----------
+    context
+        Tokens at which single figures are taken; 1,024, or the longest sequence if that is less.
+    verify, compare
+        Files with what ``romsim verify --json`` and ``romsim compare --json`` printed.
+    progress
+        Called with a stage and the finished fraction.
+
+    Raises
+    ------
+    RomsimError
+        If there are no descriptions or too many, one cannot hold the context, or a file cannot be
+        read.
+    """
+    from romsim.report.build import build_report as build
+
+    loaded = [d if isinstance(d, Description) else load(d) for d in descriptions]
+    return build(loaded, context=context, verify=verify, compare=compare, progress=progress)

@@ -29,6 +29,7 @@ _COMMANDS = {
     "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
+    "report": ("romsim.commands.report", "area, speed, energy, memory: page, tables, pictures"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
     "compare": ("romsim.commands.compare", "the chip against GPUs: rates, joules, area, cost"),
     "published": ("romsim.commands.published", "published chips beside ours, with what was fitted"),

@@ -50,8 +50,8 @@ def command(
     if output is None and not as_json:
         raise SpecError("Report must have an output, not none; add -o report.html, or --json")
     progress = Progress()
-    report = romsim.report(
-        descriptions, context=context, verify=verify, compare=compare, progress=progress
+    report = romsim.build_report(
+        *descriptions, context=context, verify=verify, compare=compare, progress=progress
     )
     files = () if output is None else write_report(report, output, progress=progress)
     progress.clear()
@@ -62,8 +62,10 @@ def command(
         say(chip.label)
         for key in ("tokens_per_s", "ttft_s", "area_mm2", "token_j", "power_w"):
             figure = chip.figure(key)
-            ends = "" if figure.is_exact else span(
-                figure.low, figure.high, figure.unit, like=figure.value
+            ends = (
+                ""
+                if figure.is_exact
+                else span(figure.low, figure.high, figure.unit, like=figure.value)
             )
             value = quantity(figure.value, figure.unit)
             say(f"  {value:>16}  {figure.label}" + (f" ({ends})" if ends else ""))

@@ -222,15 +222,25 @@ def _commands(
 ) -> tuple[str, ...]:
     """Return the commands that make this report again, folders by letter: paths are the user's."""
     names = [f"build/{chr(ord('a') + n)}" for n in range(len(descriptions))]
-    commands = []
-    for name, description in zip(names, descriptions, strict=True):
-        source: dict[str, Any] = description.manifest["model"]["source"]
-        fit = " --fit" if description.manifest["fitted"] else ""
-        target = description.target.name.removesuffix("-fit") if fit else description.target.name
-        commands.append(
-            f"romsim compile {source['name']} --target {target}{fit} "
-            f"--context {description.context} -o {name}"
-        )
+    commands = [_compile(*pair) for pair in zip(names, descriptions, strict=True)]
     results = " --verify verify.json" * n_verify + " --compare compare.json" * n_compare
     commands.append(f"romsim report {' '.join(names)} --context {context}{results} -o report.html")
     return tuple(commands)
+
+
+def _compile(name: str, description: Description) -> str:
+    """Return the command that makes a description, as far as its manifest tells."""
+    manifest = description.manifest
+    source: dict[str, Any] = manifest["model"]["source"]
+    target = description.target.name
+    parts = ["romsim compile", str(source["name"]), f"--target {target}"]
+    if manifest["fitted"]:
+        parts[2] = f"--target {target.removesuffix('-fit')} --fit"
+    formats = list(manifest["model"]["formats"]["weights"])
+    if source["kind"] == "shape" and len(formats) == 1:
+        parts.append(f"--weights {formats[0]}")
+    parts += [f"--context {description.context}", f"-o {name}"]
+    chosen = manifest["model"]["choices"]
+    if chosen and source["kind"] not in ("shape", "synthetic"):
+        parts.append(f"  # and --quantize for {len(chosen)} tensors: model.choices of its manifest")
+    return " ".join(parts)

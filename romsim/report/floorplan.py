@@ -89,7 +89,9 @@ def plan_floor(area: AreaReport, n_tiles: int) -> tuple[Block, ...]:
     strips = _row_sizes(n_tiles, side, sum(tile.values()))
     above = len(strips) // 2
     tile_rows = [n * sum(tile.values()) for n in strips]
-    heights = [host, *tile_rows[above:], sum(a for *_, a in middle), *tile_rows[:above]]
+    # From the bottom up; the first tiles lie at the top, as one reads.
+    upper, lower = reversed(tile_rows[:above]), reversed(tile_rows[above:])
+    heights = [host, *lower, sum(a for *_, a in middle), *upper]
     boxes = _Box(0.0, 0.0, side, side).rows(heights)
     blocks = [_block("host", KINDS["host"], -1, boxes[0])]
     below = boxes[1 : 1 + len(strips) - above]
@@ -97,10 +99,9 @@ def plan_floor(area: AreaReport, n_tiles: int) -> tuple[Block, ...]:
     cut = strip.columns([a for *_, a in middle])
     for (kind, name, _), box in zip(middle, cut, strict=True):
         blocks.append(_block(kind, name, -1, box))
-    # The first tiles lie at the top, as one reads.
     rows = [*reversed(boxes[2 + len(below) :]), *reversed(below)]
     number = 0
-    for count, row in zip([*strips[:above], *strips[above:]], rows, strict=True):
+    for count, row in zip(strips, rows, strict=True):
         for box in row.columns([row.width * row.height / count] * count):
             blocks += _tile(number, box, tile)
             number += 1

@@ -185,7 +185,7 @@ def _limits(point: DesignPoint, limit: int) -> list[Figure]:
         Figure.exact(
             "bits_per_weight",
             "bits of a weight",
-            "bit",
+            "bit/weight",
             point.weight_bits / max(1, point.n_weights),
             formula="(codes + scales + minima) ÷ weights",
             **place,

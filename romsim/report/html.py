@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
 
 from romsim.report.csv_tables import csv_of
 from romsim.report.model import Cell, ChipReport, Column, Figure, Report, Table
@@ -17,6 +16,7 @@ from romsim.report.plot_report import arranged, report_plots
 from romsim.report.plotly_figures import figure_of
 from romsim.report.plots import Plot
 from romsim.report.sections import SECTIONS
+from romsim_models.errors import SpecError
 
 __all__ = ["HEADLINES", "render_html"]
 
@@ -42,6 +42,11 @@ def render_html(report: Report, *, with_plotly: bool = True) -> str:
     ----------
     with_plotly
         Put plotly.js into the page. Without it there are no plots; for tests of the rest.
+
+    Raises
+    ------
+    SpecError
+        If plotly is not installed.
     """
     plots = report_plots(report)
     figures = {plot.key: figure_of(plot) for group in plots.values() for plot in group}
@@ -59,11 +64,11 @@ def render_html(report: Report, *, with_plotly: bool = True) -> str:
         figures=_figure_rows(report),
         sections=[_section(report, plots, section.key) for section in SECTIONS],
         attached=[_table_view(t, "") for t in report.tables if _is_attached(t)],
-        style=Markup(_template("style.css")),
-        script=Markup(_template("page.js")),
-        plotly=Markup(_plotly() if with_plotly else ""),
-        plots=Markup(_embedded(figures)),
-        data=Markup(_embedded(report.to_json())),
+        style=_template("style.css"),
+        script=_template("page.js"),
+        plotly=_plotly() if with_plotly else "",
+        plots=_embedded(figures),
+        data=_embedded(report.to_json()),
     )
 
 
@@ -73,8 +78,13 @@ def _template(name: str) -> str:
 
 
 def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise SpecError(
+            "Report page must have plotly, which is not installed; install romsim[report], or "
+            "write .json or .md"
+        ) from None
     return str(get_plotlyjs())
 
 
@@ -189,7 +199,7 @@ def _table_view(
         "n_rows": len(table.rows),
         "listed": table.listed,
         "file": f"{table.key}{suffix}.csv",
-        "href": Markup("data:text/csv;charset=utf-8," + quote(csv_of(table))),
+        "href": "data:text/csv;charset=utf-8," + quote(csv_of(table)),
     }
 
 

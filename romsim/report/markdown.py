@@ -61,8 +61,10 @@ def _figures(report: Report) -> list[str]:
                 cells.append("– | ")
                 continue
             first = first or figure
-            ends = "exact" if figure.is_exact else span(
-                figure.low, figure.high, figure.unit, like=figure.value
+            ends = (
+                "–"
+                if figure.is_exact
+                else span(figure.low, figure.high, figure.unit, like=figure.value)
             )
             cells.append(f"{quantity(figure.value, figure.unit)} | {ends}")
         assert first is not None

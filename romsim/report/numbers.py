@@ -54,7 +54,7 @@ def _scaled(value: float, unit: str, digits: int, like: float | None) -> tuple[s
         return plain(value / scale, digits), (name or f"{prefix}{unit}").strip()
     if unit in _WHOLE and abs(value) >= 1:
         return f"{value:,.0f}", unit
-    return plain(value, digits), unit
+    return plain(value, 4 if unit == "bit/weight" else digits), unit
 
 
 def _prefix(value: float) -> tuple[float, str]:

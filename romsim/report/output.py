@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from romsim.report.csv_tables import csv_of
 from romsim.report.html import render_html
@@ -26,8 +27,20 @@ _MARK = "report.json"
 
 
 def render_json(report: Report) -> str:
-    """Return the report as JSON text, as ``schemas/report.schema.json`` has it."""
-    return json.dumps(report.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    """Return the report as JSON text, as ``schemas/report.schema.json`` has it; a row a line."""
+    return _pretty(json.loads(json.dumps(report.to_json())), "") + "\n"
+
+
+def _pretty(value: Any, indent: str) -> str:
+    """Return JSON with sorted keys, in which a list of plain values takes one line."""
+    inner = indent + " "
+    if isinstance(value, dict) and value:
+        pairs = [f"{inner}{json.dumps(k)}: {_pretty(v, inner)}" for k, v in sorted(value.items())]
+        return "{\n" + ",\n".join(pairs) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        items = [inner + _pretty(one, inner) for one in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def write_report(

@@ -17,6 +17,7 @@ from romsim.report.plots import (
     TreePlot,
 )
 from romsim.report.squarify import squarify
+from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["render_picture"]
 
 _STYLES = {"solid": "-", "dash": "--", "dot": ":"}
-_STYLE = {
+_STYLE: Any = {
     "svg.hashsalt": "romsim",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",  # matplotlib's own: the same on every machine
@@ -37,6 +38,8 @@ _STYLE = {
     "legend.fontsize": 8,
 }
 _DPI = 150
+_NARROW = 300.0  # a logarithmic axis of fewer decades is labelled at 2 and 5 too
+_MANY, _STEP = 16, 5  # of more categories every fifth is named
 
 
 def render_picture(plot: Plot, form: Literal["png", "svg"]) -> bytes:
@@ -46,11 +49,21 @@ def render_picture(plot: Plot, form: Literal["png", "svg"]) -> bytes:
     ----------
     form
         ``png`` or ``svg``.
+
+    Raises
+    ------
+    SpecError
+        If matplotlib is not installed.
     """
     # Figures of their own, without pyplot: no display, no state between calls.
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SpecError(
+            "Report pictures must have matplotlib, which is not installed; install "
+            "romsim[report], or write .json or .md"
+        ) from None
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=_size(plot), layout="constrained")
         axes = figure.add_subplot()
@@ -92,17 +105,28 @@ def _size(plot: Plot) -> tuple[float, float]:
 def _axis(axes: Axes, side: Literal["x", "y"], axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    {"x": axes.set_xlabel, "y": axes.set_ylabel}[side](axis.title)
+    axes.set(**{f"{side}label": axis.title})
     if axis.log:
-        {"x": axes.set_xscale, "y": axes.set_yscale}[side]("log")
+        axes.set(**{f"{side}scale": "log"})
     if axis.unit:
         unit = axis.unit if axis.unit in ("J", "s") else "1"
         line = {"x": axes.xaxis, "y": axes.yaxis}[side]
         line.set_major_formatter(FuncFormatter(lambda value, _: quantity(value, unit)))
+        low, high = axes.get_xlim() if side == "x" else axes.get_ylim()
+        if axis.log and high < _NARROW * low:
+            line.set_minor_formatter(FuncFormatter(lambda v, _: _named(v, unit)))
 
 
-def _legend(axes: Axes, n_entries: int) -> None:
-    if n_entries > 1:
+def _named(value: float, unit: str) -> str:
+    """Return the label of 2 and 5 times a power of ten; other marks have none."""
+    leading = f"{value:.0e}"[0]
+    return quantity(value, unit) if leading in "25" else ""
+
+
+def _legend(axes: Axes, n_entries: int, *, beside: bool = False) -> None:
+    if n_entries > 1 and beside:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif n_entries > 1:
         axes.legend(loc="best")
 
 
@@ -138,9 +162,10 @@ def _bars(axes: Axes, plot: BarPlot) -> None:
     if plot.low:
         below = [t - low for t, low in zip(base, plot.low, strict=True)]
         above = [high - t for t, high in zip(base, plot.high, strict=True)]
-        ends = {"xerr" if plot.sideways else "yerr": [below, above]}
+        ends = [below, above]
+        xerr, yerr = (ends, None) if plot.sideways else (None, ends)
         x, y = (base, places) if plot.sideways else (places, base)
-        axes.errorbar(x, y, fmt="none", ecolor="#444444", capsize=3, linewidth=1, **ends)
+        axes.errorbar(x, y, fmt="none", ecolor="#444444", capsize=3, lw=1, xerr=xerr, yerr=yerr)
     _axis(axes, "x", plot.x)
     _axis(axes, "y", plot.y)
     if plot.sideways:
@@ -148,10 +173,10 @@ def _bars(axes: Axes, plot: BarPlot) -> None:
         axes.invert_yaxis()
         axes.grid(True, axis="x")
     else:
-        step = max(1, len(places) // 16)
-        axes.set_xticks(places[::step], names[::step])
+        shown = places if len(places) <= _MANY else [0, *places[1 + _STEP :: _STEP]]
+        axes.set_xticks(shown, [names[n] for n in shown])
         axes.grid(True, axis="y")
-    _legend(axes, len(plot.series))
+    _legend(axes, len(plot.series), beside=plot.sideways)
 
 
 def _dots(axes: Axes, plot: DotPlot) -> None:

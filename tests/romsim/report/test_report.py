@@ -1,0 +1,249 @@
+"""Reports: their figures and tables on descriptions and on random design points, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import romsim
+from romsim.area import estimate_area
+from romsim.design_point import DesignPoint
+from romsim.report.build import chip_report
+from romsim.report.model import ChipReport, Column, Figure, Report, Table
+from romsim.report.output import render_json
+from romsim.report.zero_bits import count_zero_bits
+from romsim.throughput import profile_token
+from romsim_compiler.description import Description
+from romsim_compiler.formats import parse_format
+from romsim_compiler.target import Target
+from romsim_compiler.target_file import load_target
+from romsim_models.shapes import SHAPES
+from tests.romsim.random_points import random_point
+
+SCHEMA = Path(romsim.__file__).parent / "schemas" / "report.schema.json"
+
+
+def check_json(report: Report) -> dict[str, Any]:
+    """The report's JSON, by its schema, every number finite and with a unit."""
+    values: dict[str, Any] = json.loads(render_json(report))
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(values)
+    tables = [t for chip in values["chips"] for t in chip["tables"]] + values["tables"]
+    for figure in (f for chip in values["chips"] for f in chip["figures"]):
+        assert figure["unit"]
+        assert figure["low"] <= figure["value"] <= figure["high"]
+        assert all(math.isfinite(figure[k]) for k in ("low", "value", "high"))
+    for table in tables:
+        keys = {c["key"] for c in table["columns"]}
+        for row in table["rows"]:
+            for column, cell in zip(table["columns"], row, strict=True):
+                if isinstance(cell, int | float):
+                    assert column["unit"], (table["key"], column["key"])
+                    assert math.isfinite(cell)
+                    assert column["formula"] or {"formula", "source", "grade"} <= keys
+    return values
+
+
+def of_point(point: DesignPoint, context: int, limit: int) -> ChipReport:
+    return chip_report(point, letter="A", label="a", name="a", context=context, limit=limit)
+
+
+def as_report(chip: ChipReport) -> Report:
+    return Report(title="t", commands=("a", "b"), chips=(chip,), tables=(), notes=())
+
+
+def total(chip: ChipReport, table: str, column: str) -> float:
+    found = chip.table(table)
+    assert found is not None
+    return math.fsum(found.numbers(column))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=12, deadline=None)
+def test_no_figure_of_any_chip_is_unfinite_or_without_unit(seed: int) -> None:
+    rng = random.Random(seed)
+    point = random_point(rng)
+    context = rng.choice([1, 2, 17, 300])
+    chip = of_point(point, context, context * rng.choice([1, 2]))
+    check_json(as_report(chip))
+    # Every stack sums to what it is a stack of.
+    profile = profile_token(point, context)
+    assert total(chip, "layers", "total") == profile.cycles
+    parts = sum(total(chip, "layers", key) for key in ("L", "H", "V", "other"))
+    assert parts == profile.cycles
+    assert total(chip, "operations", "cycles") == profile.cycles
+    area = chip.figure("area_mm2").value
+    assert total(chip, "area", "mid_mm2") == pytest.approx(area, rel=1e-9)
+    assert total(chip, "energy", "mid_j") == pytest.approx(chip.figure("token_j").value, rel=1e-9)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=12, deadline=None)
+def test_floorplan_has_the_dies_area_and_nothing_overlaps(seed: int) -> None:
+    rng = random.Random(seed)
+    point = random_point(rng)
+    chip = of_point(point, 1, 1)
+    table = chip.table("floorplan")
+    assert table is not None
+    x, y, w, h = (table.numbers(k) for k in ("x_mm", "y_mm", "width_mm", "height_mm"))
+    areas = [a * b for a, b in zip(w, h, strict=True)]
+    die = chip.figure("area_mm2").value
+    assert math.fsum(areas) == pytest.approx(die, rel=1e-9)
+    side = math.sqrt(die)
+    boxes = list(zip(x, y, w, h, strict=True))
+    small = side * 1e-9
+    for number, (x0, y0, w0, h0) in enumerate(boxes):
+        assert -small < x0 < x0 + w0 < side + small
+        assert -small < y0 < y0 + h0 < side + small
+        for x1, y1, w1, h1 in boxes[:number]:
+            across = min(x0 + w0, x1 + w1) - max(x0, x1)
+            along = min(y0 + h0, y1 + h1) - max(y0, y1)
+            assert across < small or along < small
+
+
+def big(target: Target) -> ChipReport:
+    point = DesignPoint.uniform(SHAPES["llama-3.2-1b"], target, parse_format("sym4g128"))
+    return of_point(point, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "slower", "smaller"),
+    [
+        ("array", "n_cells", True, True),
+        ("attention", "word_elems", True, True),
+        ("attention", "sram_kib", False, True),
+        ("vector", "n_lanes", True, True),
+        ("array", "rom_rows", False, True),
+    ],
+)
+def test_half_of_a_resource_moves_the_figures_in_its_direction(
+    part: str, field: str, slower: bool, smaller: bool
+) -> None:
+    target = load_target("roma-7nm")
+    section: Any = getattr(target, part)
+    halved = replace(section, **{field: getattr(section, field) // 2})
+    whole, half = big(target), big(replace(target, **{part: halved}))
+    rates = [c.figure("tokens_per_s").value for c in (whole, half)]
+    assert (rates[1] < rates[0]) if slower else (rates[1] == rates[0])
+    areas = [c.figure("area_mm2").value for c in (whole, half)]
+    assert (areas[1] < areas[0]) == smaller
+    if field == "sram_kib":
+        tokens = [c.table("kv_codecs") for c in (whole, half)]
+        assert tokens[0] is not None
+        assert tokens[1] is not None
+        for a, b in zip(tokens[0].numbers("tokens"), tokens[1].numbers("tokens"), strict=True):
+            assert b <= a / 2
+
+
+def test_half_the_clock_is_half_the_rate_and_less_power() -> None:
+    target = load_target("roma-7nm")
+    whole, half = big(target), big(replace(target, clock_mhz=target.clock_mhz / 2))
+    assert half.figure("tokens_per_s").value == whole.figure("tokens_per_s").value / 2
+    assert half.figure("ttft_s").value == 2 * whole.figure("ttft_s").value
+    assert half.figure("power_w").value < whole.figure("power_w").value
+    # Leakage flows for twice as long.
+    assert half.figure("token_j").value > whole.figure("token_j").value
+
+
+def test_gating_never_costs_energy() -> None:
+    for name in ("roma-7nm", "tom-7nm"):
+        spec = SHAPES["bitnet-2b-4t" if name == "tom-7nm" else "llama-3.2-3b"]
+        fmt = parse_format("ternary" if name == "tom-7nm" else "sym4g128")
+        table = of_point(DesignPoint.uniform(spec, load_target(name), fmt), 64, 64).table(
+            "energy_units"
+        )
+        assert table is not None
+        totals = [float(r[3] or 0) for r in table.rows if r[1] == "total"]
+        assert len(totals) == 3
+        assert totals[0] > totals[1] > totals[2]
+
+
+def test_report_of_a_description(tiny: Description) -> None:
+    report = romsim.build_report(tiny)
+    values = check_json(report)
+    (chip,) = report.chips
+    assert chip.context == 96
+    assert chip.label == "tiny-int4 on small"
+    assert [t["key"] for t in values["tables"]] == [
+        "published",
+        "fitted",
+        "other_chips",
+        "contradictions",
+    ]
+    assert report.commands == (
+        "romsim compile tiny-int4 --target small --context 96 -o build/a",
+        "romsim report build/a --context 96 -o report.html",
+    )
+    assert any("story" in note for note in chip.notes)
+
+
+def test_zero_bits_are_those_of_the_images(tiny: Description) -> None:
+    zeros = count_zero_bits(tiny)
+    array = tiny.target.array
+    shape = (-1, array.n_tiles, array.n_cells, array.word_bytes)
+    words = np.fromfile(tiny.path / "rom.bin", np.uint8).reshape(shape)
+    ones = np.unpackbits(words, axis=-1).sum(axis=(0, 3))
+    bits = words.shape[0] * array.word_bits
+    np.testing.assert_allclose(zeros.banks, 1 - ones / bits, rtol=1e-12)
+    assert zeros.total == pytest.approx(1 - ones.sum() / (bits * ones.size), rel=1e-12)
+    assert zeros.kinds.keys() == {"qkv", "o", "gu", "down", "embd", "head"} & zeros.kinds.keys()
+    for kind in zeros.kinds:
+        assert 0 < zeros.kinds[kind] < 1
+
+
+def test_a_shape_has_no_zero_bits_and_says_so(shape: Description) -> None:
+    (chip,) = romsim.build_report(shape).chips
+    assert chip.table("rom_banks") is None
+    assert "A shape without weights: no ROM images, so no zero-bit densities." in chip.notes
+    assert "zero_bits" not in {f.key for f in chip.figures}
+
+
+def test_a_target_that_cannot_run_says_so(paper: Description) -> None:
+    (chip,) = romsim.build_report(paper).chips
+    assert chip.notes[0].startswith("Target tom-7nm cannot be executed")
+    assert any("LM head is off-chip" in note for note in chip.notes)
+
+
+def test_die_area_is_that_of_the_area_model(tiny: Description) -> None:
+    (chip,) = romsim.build_report(tiny).chips
+    area = estimate_area(tiny.target, spec=tiny.spec).total_mm2
+    figure = chip.figure("area_mm2")
+    assert (figure.low, figure.value, figure.high) == (area.low, area.mid, area.high)
+
+
+PROVENANCE = {"formula": "f", "source": "s", "grade": "derived"}
+
+
+def test_figures_without_provenance_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Figure 'k' must be finite, not nan$"):
+        Figure.exact("k", "l", "J", math.nan, **PROVENANCE)
+    with pytest.raises(ValueError, match=r"^Figure 'k' must have unit, formula, source and grade$"):
+        Figure.exact("k", "l", "", 1.0, **PROVENANCE)
+
+
+def test_tables_whose_cells_are_not_of_their_column_are_refused() -> None:
+    def table(column: Column, *cells: Any) -> Table:
+        return Table(
+            key="t", title="t", note="", columns=(column,), rows=tuple((c,) for c in cells)
+        )
+
+    number = Column(key="c", label="c", unit="J", **PROVENANCE)
+    with pytest.raises(ValueError, match=r"^Cell of t/c must be finite: inf$"):
+        table(number, math.inf)
+    with pytest.raises(ValueError, match=r"^Cell of t/c must be of its kind: x$"):
+        table(number, "x")
+    with pytest.raises(ValueError, match=r"^Cell of t/c must be of its kind: 1$"):
+        table(Column(key="c", label="c"), 1)
+    with pytest.raises(ValueError, match=r"^Column t/c must have formula and source$"):
+        table(Column(key="c", label="c", unit="J"), 1.0)
+    with pytest.raises(ValueError, match=r"^Row of table 't' must have a cell for each column$"):
+        Table(key="t", title="t", note="", columns=(number,), rows=((1.0, 2.0),))
