@@ -39,7 +39,7 @@ def energies(point: DesignPoint, area: AreaReport, context: int) -> dict[Gating,
     return {g: estimate_energy(point, context, gating=g, area=area) for g in GATING}
 
 
-def grade_of(energy: EnergyReport) -> str:
+def _grade(energy: EnergyReport) -> str:
     """Return the weakest grade among the events."""
     return worst_grade(*(row.grade for row in energy.rows))
 
@@ -81,7 +81,7 @@ def energy_table(energy: EnergyReport) -> Table:
 
 def energy_unit_table(reports: dict[Gating, EnergyReport]) -> Table:
     """Return a token's energy by unit, with and without gating."""
-    grade = grade_of(reports["isolated"])
+    grade = _grade(reports["isolated"])
     shared = {"formula": _EVENTS, "source": _SOURCE, "grade": grade}
     rows = []
     for gating, energy in reports.items():
@@ -125,7 +125,7 @@ def energy_context_table(point: DesignPoint, area: AreaReport, limit: int) -> Ta
     for gating in GATING:
         for context in ladder(limit):
             energy = estimate_energy(point, context, gating=gating, area=area)
-            grade = worst_grade(grade, grade_of(energy))
+            grade = worst_grade(grade, _grade(energy))
             token, power = energy.token_pj, energy.power_w
             rows.append(
                 (
