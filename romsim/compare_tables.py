@@ -64,6 +64,7 @@ def comparison_lines(comparison: GpuComparison) -> list[str]:
         "",
         "Rooflines, one sequence. Share: of the bandwidth, assumed. J: at rated power, which makes",
         "the joules and their ratio upper limits.",
+        *_gpu_bytes(comparison),
         *_rooflines(comparison, SINGLE),
         "",
         "Rooflines, best batch that fits the memory: tokens/s of all sequences, and of one.",
@@ -114,7 +115,7 @@ def _rooflines(comparison: GpuComparison, streams: str) -> list[str]:
         for roof, row in _paired(comparison)
         if roof.streams == streams and roof.weight_format in _FORMATS
     ]
-    head = ["GPU", "weights", "bound", "bytes a step", "share"]
+    head = ["GPU", "weights", "bound", "share"]
     if streams == SINGLE:
         head += ["limit", "tokens/s", "J a token", "chip is faster by", "and takes less J by"]
         cells = [
@@ -152,6 +153,16 @@ def _rooflines(comparison: GpuComparison, streams: str) -> list[str]:
     return _table(head, cells, left=3)
 
 
+def _gpu_bytes(comparison: GpuComparison) -> list[str]:
+    """Return what a step of one sequence moves, which is the same on every part."""
+    lines = []
+    for fmt in _FORMATS:
+        roof = next(r for r in comparison.rooflines if r.weight_format == fmt)
+        items = ", ".join(f"{item.name} {_bytes(item.bytes)}" for item in roof.decode.items)
+        lines.append(f"  bytes, {fmt}: {_bytes(roof.decode.bytes_per_step)} a token: {items}")
+    return lines
+
+
 def _paired(comparison: GpuComparison) -> list[tuple[Roofline, RateRow]]:
     rows = [row for row in comparison.rows if row.kind == "roofline"]
     return list(zip(comparison.rooflines, rows, strict=True))
@@ -164,7 +175,6 @@ def _common(roof: Roofline) -> list[str]:
         decode.device,
         roof.weight_format,
         decode.bound,
-        _bytes(decode.bytes_per_step),
         f"{share.mid:.0%} ({share.low:.0%} to {share.high:.0%})",
     ]
 
@@ -205,13 +215,10 @@ def _costs(comparison: GpuComparison) -> list[str]:
         "masks": bill.masks_usd,
         "development": bill.development_usd,
     }
-    rows = [
-        one
-        for one in comparison.costs
-        if one.side == "chip" or one.format in _FORMATS[:1] or len(comparison.costs) < 20
-    ]
+    rows = [one for one in comparison.costs if one.side == "chip" or one.format == _FORMATS[0]]
     return [
-        "Cost, in US dollars: a calculation from inputs that --cost FILE may replace",
+        "Cost, in US dollars: a calculation from inputs that --cost FILE may replace. GPUs with fp16",
+        "weights; the other formats are in --json.",
         f"  one chip  {_range(bill.total_usd)}: "
         + ", ".join(f"{name} {_short(part.mid)}" for name, part in parts.items()),
         f"            {bill.n_dies} {'die' if bill.n_dies == 1 else 'dies'} a chip, "

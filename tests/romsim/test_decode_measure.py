@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -24,7 +25,8 @@ from romsim.decode_record import (
     read_records,
     write_records,
 )
-from romsim_models.errors import SpecError
+from romsim.nvml import NvmlError
+from romsim_models.errors import CapacityError, SpecError
 from romsim_models.reference import FloatDecoder
 from romsim_models.shapes import SHAPES, TINY
 from romsim_models.synthetic import synthetic_checkpoint
@@ -265,3 +267,98 @@ def test_file_that_is_not_there_is_refused() -> None:
         match=r"^Measured file none/x\.json must be readable JSON, not 'No such file or directory'",
     ):
         read_records(Path("none/x.json"))
+
+
+class FakeNvml:
+    """A counter that adds 3 J whenever it is read."""
+
+    reads = itertools.count()
+
+    def __enter__(self) -> FakeNvml:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def driver(self) -> str:
+        return "580.1"
+
+    def joules(self, uuid: str) -> float:
+        assert uuid == "GPU-one"
+        return 3.0 * next(self.reads)
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A CPU that passes for an H200: what the measurement asks of CUDA is answered here."""
+    properties = SimpleNamespace(name="NVIDIA H200", total_memory=141e9, uuid="one")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr("romsim.decode_bench._UncheckedDecoder", lambda *a, **k: None)
+    monkeypatch.setattr("romsim.decode_bench.Nvml", FakeNvml)
+    monkeypatch.setattr("romsim.decode_device.Nvml", FakeNvml)
+    monkeypatch.setattr(DecodeBench, "stepper", lambda *a, **k: lambda: None)
+    return monkeypatch
+
+
+def on_cuda(batches: tuple[int, ...] = (1, 4)) -> DecodeRecord:
+    ticks = itertools.count()
+    return measure_decode(
+        synthetic_checkpoint(SPEC),
+        Plan(contexts=(16,), batches=batches, n_steps=4, n_turns=1),
+        device="cuda",
+        clock=lambda: 2.0 * next(ticks),
+    )
+
+
+@pytest.mark.usefixtures("pretended_cuda")
+def test_gpu_is_measured_with_graphs_off_and_on_with_joules_and_share() -> None:
+    made = on_cuda()
+    assert [(s.batch, s.graphs) for s in made.steps] == [
+        (1, False),
+        (1, True),
+        (4, False),
+        (4, True),
+    ]
+    assert (made.number_format, made.missing) == ("bfloat16", ())
+    assert (made.device.name, made.device.driver, made.device.memory_gb) == (
+        "NVIDIA H200",
+        "580.1",
+        141.0,
+    )
+    for step in made.steps:
+        assert step.step_s == 0.5
+        # The counter runs over two seconds: four steps, 3 J.
+        assert step.joules_per_token == pytest.approx(3 / 4 / step.batch)
+        assert step.bandwidth_share == pytest.approx(step.bytes_per_step / 0.5 / 4.8e12)
+
+
+def test_what_a_gpu_cannot_do_is_recorded_and_the_rest_kept(
+    pretended_cuda: pytest.MonkeyPatch,
+) -> None:
+    def stepper(bench: DecodeBench, context: int, batch: int, *, graphs: bool) -> object:
+        if batch > 1:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        if graphs:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return lambda: None
+
+    def refuse(nvml: FakeNvml, uuid: str) -> float:
+        raise NvmlError("NVML must answer, not refuse with 3 (Not Supported)")
+
+    pretended_cuda.setattr(DecodeBench, "stepper", stepper)
+    pretended_cuda.setattr(FakeNvml, "joules", refuse)
+    made = on_cuda()
+    assert [(s.batch, s.graphs, s.joules_per_token) for s in made.steps] == [(1, False, None)]
+    assert made.missing == (
+        "joules per token: NVML must answer, not refuse with 3 (Not Supported)",
+        "CUDA graphs at context 16, batch 1: operation not permitted when stream is capturing",
+        "4 sequences of 16 tokens must fit the device's memory, but they do not; measure a smaller "
+        "model, batch or context",
+    )
+    with pytest.raises(
+        CapacityError, match=r"^8 sequences of 16 tokens must fit the device's memory"
+    ):
+        on_cuda(batches=(8,))
