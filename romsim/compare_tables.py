@@ -217,8 +217,8 @@ def _costs(comparison: GpuComparison) -> list[str]:
     }
     rows = [one for one in comparison.costs if one.side == "chip" or one.format == _FORMATS[0]]
     return [
-        "Cost, in US dollars: a calculation from inputs that --cost FILE may replace. GPUs with fp16",
-        "weights; the other formats are in --json.",
+        "Cost, in US dollars: a calculation from inputs that --cost FILE may replace. GPUs with",
+        "fp16 weights; the other formats are in --json.",
         f"  one chip  {_range(bill.total_usd)}: "
         + ", ".join(f"{name} {_short(part.mid)}" for name, part in parts.items()),
         f"            {bill.n_dies} {'die' if bill.n_dies == 1 else 'dies'} a chip, "
