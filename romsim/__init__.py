@@ -3,9 +3,27 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from romsim.api import audit, build_report, compare, compile, load, perplexity, verify
+    from romsim.api import (
+        audit,
+        build_report,
+        compare,
+        compile,
+        load,
+        logic_rom,
+        perplexity,
+        verify,
+    )
 
-__all__ = ["audit", "build_report", "compare", "compile", "load", "perplexity", "verify"]
+__all__ = [
+    "audit",
+    "build_report",
+    "compare",
+    "compile",
+    "load",
+    "logic_rom",
+    "perplexity",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

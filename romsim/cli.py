@@ -28,6 +28,7 @@ _COMMANDS = {
     "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),
     "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
+    "logic-rom": ("romsim.commands.logic_rom", "area of the weights as standard-cell logic"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
     "report": ("romsim.commands.report", "area, speed, energy, memory: page, tables, pictures"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),

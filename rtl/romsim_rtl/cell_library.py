@@ -222,6 +222,16 @@ class CellLibrary:
         """
         return cls(technology.name, technology.cell_um2, technology.cell_function)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CellLibrary) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def _identity(self) -> tuple[str, str]:
+        return self.name, self.genlib()
+
     def smallest(self, n_inputs: int, truth: int) -> Cell | None:
         """Return the smallest cell with that truth table, the first by name among equals."""
         found = [c for c in self.cells.values() if len(c.inputs) == n_inputs and c.truth == truth]

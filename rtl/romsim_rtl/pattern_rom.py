@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +162,7 @@ def pattern_netlist(
     """
     rows, width = bits.shape
     n_address_bits = max(1, (rows - 1).bit_length())
-    trees = OrTrees(library, max(rows, 2))
+    trees = _trees(library, 1 << n_address_bits)
     emitter = Emitter(trees)
     groups = _best_groups(bits, field_bits)
     minterms = _decode(emitter, trees, [f"a{i}" for i in range(n_address_bits)], LOW)
@@ -171,6 +172,11 @@ def pattern_netlist(
         for column, signal in group.emit(emitter, minterms).items():
             outputs[first + column] = signal
     return LogicNetlist.of(n_address_bits, emitter.gates, outputs)
+
+
+@lru_cache(maxsize=16)
+def _trees(library: CellLibrary, max_inputs: int) -> OrTrees:
+    return OrTrees(library, max_inputs)
 
 
 def _best_groups(bits: NDArray[np.uint8], field_bits: int) -> list[tuple[int, _Group]]:
@@ -191,7 +197,7 @@ def _best_groups(bits: NDArray[np.uint8], field_bits: int) -> list[tuple[int, _G
         merges = sum(group.merges() for _, group in groups)
         if merges < fewest:
             best, fewest = groups, merges
-        elif merges > 1.5 * fewest:
+        elif merges > 1.1 * fewest:
             break  # ever more patterns, ever fewer words of each
     return best
 
