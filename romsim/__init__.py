@@ -9,10 +9,10 @@ if TYPE_CHECKING:
         compare,
         compile,
         load,
-        logic_rom,
         perplexity,
         verify,
     )
+    from romsim.logic_rom_area import logic_rom
 
 __all__ = [
     "audit",
@@ -25,11 +25,13 @@ __all__ = [
     "verify",
 ]
 
+_MODULES = {"logic_rom": "romsim.logic_rom_area"}  # all others: romsim.api
+
 
 def __getattr__(name: str) -> object:
     """Import a call when it is used, so that `import romsim` and `romsim --help` stay fast."""
     if name in __all__:
-        from romsim import api
+        from importlib import import_module
 
-        return getattr(api, name)
+        return getattr(import_module(_MODULES.get(name, "romsim.api")), name)
     raise AttributeError(f"module 'romsim' has no attribute {name!r}")

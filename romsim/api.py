@@ -13,22 +13,12 @@ from romsim_models.errors import SpecError
 if TYPE_CHECKING:
     from romsim.comparison import ValueReport
     from romsim.gpu_compare import GpuComparison
-    from romsim.logic_rom_report import LogicRomReport
     from romsim.quality import Quality
     from romsim.report.model import Report
     from romsim_compiler.audit import AuditReport
     from romsim_compiler.target import Target
 
-__all__ = [
-    "audit",
-    "build_report",
-    "compare",
-    "compile",
-    "load",
-    "logic_rom",
-    "perplexity",
-    "verify",
-]
+__all__ = ["audit", "build_report", "compare", "compile", "load", "perplexity", "verify"]
 
 DEFAULT_PROMPT = "Once upon a time, there was a little girl who"
 
@@ -296,19 +286,6 @@ def compare(
         Files of earlier measurements.
     cost
         Inputs of the cost calculation; the built-in ones without.
-def logic_rom(
-    description: str | Path | Description,
-    *,
-    style: str = "patterns",
-    sample: int = 4,
-    bank_words: int = 1024,
-    with_encodings: bool = False,
-    jobs: int = 1,
-    progress: Callable[[float], None] | None = None,
-) -> LogicRomReport:
-    """Synthesise ROM banks of every matrix as standard cells and add up the ROM of the model.
-
-    Parameters as `romsim.logic_rom_area.measure_logic_rom`.
 
     Raises
     ------
@@ -400,17 +377,3 @@ def build_report(
 
     loaded = [d if isinstance(d, Description) else load(d) for d in descriptions]
     return build(loaded, context=context, verify=verify, compare=compare, progress=progress)
-        As `measure_logic_rom`, or the description is none.
-    """
-    from romsim.logic_rom_area import measure_logic_rom
-
-    loaded = description if isinstance(description, Description) else load(description)
-    return measure_logic_rom(
-        loaded,
-        style=style,
-        sample=sample,
-        bank_words=bank_words,
-        with_encodings=with_encodings,
-        jobs=jobs,
-        progress=progress,
-    )

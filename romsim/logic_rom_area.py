@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,13 @@ from romsim_rtl.model_banks import (
     stored_columns,
 )
 
-__all__ = ["measure_logic_rom"]
+__all__ = ["logic_rom"]
 
 _ADDRESSES_AT_A_TIME = 4096
 
 
-def measure_logic_rom(
-    description: Description,
+def logic_rom(
+    description: str | Path | Description,
     *,
     style: str = "patterns",
     sample: int = 4,
@@ -58,6 +59,8 @@ def measure_logic_rom(
 
     Parameters
     ----------
+    description
+        A compiled chip, or its folder.
     style
         How banks are built, one of `romsim_rtl.logic_rom.STYLES`.
     sample
@@ -73,12 +76,16 @@ def measure_logic_rom(
     ------
     SpecError
         If an option is impossible, there are no weights, or no encodings for these codes.
+    DescriptionError
+        If the folder holds no description.
     ToolError
         If yosys or ABC is missing or fails.
     """
     check_style(style)
     if sample < 0:
         raise SpecError(f"Banks to sample must be 0 (all) or more, not {sample}")
+    if not isinstance(description, Description):
+        description = Description.load(description)
     technology = load_technology(description.target.technology)
     if not technology.cell_function:
         raise SpecError(
