@@ -63,7 +63,8 @@ class RtlRun:
         File for a waveform, with the first cycle and the one after the last; needs
         ``options.waves``.
     sram_seed
-        Fill the memories with random contents of this seed; 0 without.
+        Fill memories and registers with random contents of this seed, which needs
+        ``options.trace``; 0 without.
     limit
         Cycles after which a program is taken to hang.
     progress
@@ -90,14 +91,15 @@ class RtlRun:
         progress: Progress | None = None,
     ) -> None:
         options = options or BuildOptions()
-        for name, wanted, can in (
-            ("trace", trace, options.trace),
-            ("waves", waves, options.waves),
+        for name, wanted, option in (
+            ("trace", trace, "trace"),
+            ("waves", waves, "waves"),
+            ("sram_seed", sram_seed, "trace"),
         ):
-            if wanted is not None and not can:
+            if wanted is not None and not getattr(options, option):
                 raise SpecError(
-                    f"{name} must be asked of a build that has it, not of one with {name}=False; "
-                    f"set BuildOptions({name}=True)"
+                    f"{name} must be asked of a build that has it, not of one with "
+                    f"{option}=False; set BuildOptions({option}=True)"
                 )
         self.description = description
         self.build: ChipBuild = build_chip(description, options, progress=progress)

@@ -39,7 +39,8 @@ class BuildOptions:
     threads
         Threads of the model.
     trace
-        Whether the simulation can write every SRAM write and issue to a file.
+        Whether the simulation can write every SRAM write and issue to a file, and begin with
+        random memories.
     waves
         Whether it can write an FST waveform.
     """
@@ -99,7 +100,8 @@ def build_chip(
     say("writing ROM images", 0.1)
     images = _cached(cache, f"images-{_image_key(description)}", _ImageWriter(description))
     say("compiling", 0.2)
-    defines = ["+define+ROMSIM_TRACE"] if options.trace else []
+    # Only "unique" takes the first contents of memories and registers from the seed of a run.
+    checks = ["+define+ROMSIM_TRACE", "--x-initial", "unique"] if options.trace else []
     flags = ["-DROMSIM_TRACE"] if options.trace else []
     if description.manifest["adapters"]:
         flags.append("-DROMSIM_LORA")
@@ -111,7 +113,7 @@ def build_chip(
             headers=sorted(cpp.glob("*.h")),
             threads=options.threads,
             opt=options.opt,
-            args=[*(["--trace-fst"] if options.waves else []), *defines, "-Wno-fatal"],
+            args=[*(["--trace-fst"] if options.waves else []), *checks, "-Wno-fatal"],
             cflags=flags,
             # FST is written with zlib
             ldflags=["-lz"] if options.waves else [],

@@ -175,12 +175,37 @@ def test_a_chip_that_hangs_is_an_error_and_not_a_wait(chip: Description) -> None
             run.run("decode", [1])
 
 
-@pytest.mark.parametrize("name", ["trace", "waves"])
-def test_what_the_build_cannot_write_is_refused(chip: Description, name: str) -> None:
-    value: Any = Path("file") if name == "trace" else (Path("file"), 0, 1)
+def test_memories_begin_with_anything(chip: Description, monkeypatch: pytest.MonkeyPatch) -> None:
+    # an adapter that nobody loads: its table and factors are what the memories begin with
+    monkeypatch.setattr(RtlRun, "_load_adapters", lambda _: None)
+
+    def logits(sram_seed: int | None, adapter: str | None) -> list[int] | str:
+        with RtlRun(chip, options=OPTIONS, sram_seed=sram_seed, limit=200_000) as run:
+            run.use_adapter(adapter)
+            try:
+                return run.run("decode", [5], begin=True).logits.tolist()
+            except ToolError:
+                return "hangs"
+
+    plain = logits(None, None)
+    assert logits(None, "poet") == logits(3, None) == plain
+    assert logits(3, "poet") != plain
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("trace", "trace", Path("file")),
+        ("waves", "waves", (Path("file"), 0, 1)),
+        ("sram_seed", "trace", 3),
+    ],
+)
+def test_what_the_build_cannot_do_is_refused(
+    chip: Description, name: str, option: str, value: Any
+) -> None:
     message = (
-        f"{name} must be asked of a build that has it, not of one with {name}=False; set "
-        f"BuildOptions({name}=True)"
+        f"{name} must be asked of a build that has it, not of one with {option}=False; set "
+        f"BuildOptions({option}=True)"
     )
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
