@@ -48,7 +48,7 @@ def plan_of(model: str, *, is_quick: bool) -> Plan:
     if is_quick:
         return Plan(contexts=(min(64, limit),), batches=(1, 2), n_steps=2, n_turns=2, n_warmup=1)
     contexts = tuple(n for n in _CONTEXTS if n <= limit) or (limit,)
-    return Plan(contexts=contexts, batches=_BATCHES, n_steps=32, n_turns=5)
+    return Plan(contexts=contexts, batches=_BATCHES, n_steps=16, n_turns=5)
 
 
 def measure(
@@ -118,12 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_device(options.device)
         if options.out is not None:
             check_folder(options.out, what="Record")
-        records = tuple(
-            measure(name, device=options.device, is_quick=options.quick, progress=progress)
-            for name in options.model or MODELS
-        )
-        if options.out is not None:
-            write_records(options.out, records)
+        records: list[DecodeRecord] = []
+        models = options.model or MODELS
+        for name in models:  # all of them, before minutes are spent on the first
+            plan_of(name, is_quick=options.quick)
+        for name in models:
+            print(f"{name} on {options.device}", file=sys.stderr)
+            records.append(
+                measure(name, device=options.device, is_quick=options.quick, progress=progress)
+            )
+            if options.out is not None:  # after each model: what an interruption leaves is whole
+                write_records(options.out, tuple(records))
     except RomsimError as error:
         print(error, file=sys.stderr)
         return 2

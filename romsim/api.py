@@ -293,7 +293,7 @@ def compare(
         If the context does not fit, or a GPU, device, file or number cannot be used.
     """
     from romsim.cost_inputs import read_cost_inputs
-    from romsim.decode_record import read_records, write_records
+    from romsim.decode_record import records_of_model, write_records
     from romsim.gpu_compare import compare_with_gpus
     from romsim.gpu_tables import Fraction
     from romsim.whole_file import check_folder
@@ -309,7 +309,11 @@ def compare(
         share = Fraction(
             low=fraction, mid=fraction, high=fraction, grade="assumed", source="given by the user"
         )
-    records = [(str(path), record) for path in measured for record in read_records(path)]
+    records, notes = [], []
+    for path in measured:
+        found, left_out = records_of_model(path, loaded.spec)
+        records += [(str(path), record) for record in found]
+        notes += left_out
 
     def made() -> GpuComparison:
         return compare_with_gpus(
@@ -319,6 +323,7 @@ def compare(
             fraction=share,
             records=records,
             cost_inputs=inputs,
+            notes=notes,
         )
 
     comparison = made()  # also refuses whatever is wrong, before minutes are spent on measuring

@@ -22,6 +22,7 @@ __all__ = [
     "check_same_model",
     "model_of",
     "read_records",
+    "records_of_model",
     "write_records",
 ]
 
@@ -142,6 +143,29 @@ def check_same_model(record: DecodeRecord, spec: ModelSpec, file: str) -> None:
                 f"{file}: {name} of the measured model {record.model.name!r} must be {wanted!r}, "
                 f"as in {spec.name!r}, not {found!r}; measure this model"
             )
+
+
+def records_of_model(path: Path, spec: ModelSpec) -> tuple[list[DecodeRecord], list[str]]:
+    """Read a file's records of one model, and a note on what else is in it.
+
+    Raises
+    ------
+    SpecError
+        As :func:`read_records`, and if none is of this model: the first size that differs.
+    """
+    wanted, others = [], []
+    records = read_records(path)
+    for record in records:
+        try:
+            check_same_model(record, spec, str(path))
+        except SpecError as error:
+            others.append((record.model.name, error))
+        else:
+            wanted.append(record)
+    if not wanted:
+        raise others[0][1]
+    names = ", ".join(dict.fromkeys(name for name, _ in others))
+    return wanted, [f"{path}: records of other models are left out: {names}."] if others else []
 
 
 def write_records(path: Path, records: tuple[DecodeRecord, ...]) -> None:

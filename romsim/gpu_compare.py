@@ -120,6 +120,7 @@ def compare_with_gpus(
     fraction: Fraction | None = None,
     records: Sequence[tuple[str, DecodeRecord]] = (),
     cost_inputs: CostInputs,
+    notes: Sequence[str] = (),
 ) -> GpuComparison:
     """Compare a description with GPUs that decode the same model.
 
@@ -135,6 +136,8 @@ def compare_with_gpus(
         Measurements, each with the name of its file or its origin, for messages.
     cost_inputs
         What costs are calculated from.
+    notes
+        More notes for the reader.
 
     Raises
     ------
@@ -190,7 +193,7 @@ def compare_with_gpus(
         costs=tuple(costs),
         cost_inputs=cost_inputs,
         missing=tuple(_missing(rows, [record for _, record in records])),
-        notes=(*chip.notes, *_notes(chip, bill)),
+        notes=(*chip.notes, *_notes(chip, bill), *notes),
     )
 
 

@@ -54,7 +54,9 @@ def test_default_model_is_measured_on_a_cpu(
     assert [(s.context, s.batch) for s in record.steps] == [(64, 1), (64, 2)]
     assert (record.weights, record.number_format, record.device.kind) == ("file", "float32", "cpu")
     assert record.model.n_kv_heads == 3
-    lines = capsys.readouterr().out.splitlines()
+    done = capsys.readouterr()
+    assert done.err == "smollm2 on cpu\n"
+    lines = done.out.splitlines()
     assert len(lines) == 5
     assert lines[1].startswith("  context    64, batch   1: ")
     assert lines[3].startswith("  missing: joules per token")

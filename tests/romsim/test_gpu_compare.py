@@ -18,7 +18,7 @@ import romsim
 from romsim.chip_decode import decode_on_chip
 from romsim.compare_tables import comparison_lines, rows_csv
 from romsim.cost_inputs import cost_template, read_cost_inputs
-from romsim.decode_record import DecodeRecord, Device, MeasuredStep, model_of
+from romsim.decode_record import DecodeRecord, Device, MeasuredStep, model_of, write_records
 from romsim.description_point import point_of_description
 from romsim.energy import estimate_energy
 from romsim.gpu_compare import GpuComparison, compare_with_gpus
@@ -226,6 +226,24 @@ def test_record_of_another_model_is_refused(llama: Description) -> None:
         r"'llama-3\.2-3b', not 24; measure this model$",
     ):
         compared(llama, records=[("mha.json", record)])
+
+
+def test_file_with_records_of_several_models_gives_those_of_this_one(
+    tiny: Description, tmp_path: Path
+) -> None:
+    path = tmp_path / "bench.json"
+    other = made_record(SHAPES["llama-3-8b"], context=96)
+    write_records(path, (other, made_record(tiny.spec, context=96)))
+    made = romsim.compare(tiny, measured=[path])
+    assert [record.model.name for record in made.records] == ["tiny-int4"]
+    assert made.notes[-1] == f"{path}: records of other models are left out: llama-3-8b."
+    write_records(path, (other,))
+    with pytest.raises(
+        SpecError,
+        match=rf"^{path}: dim of the measured model 'llama-3-8b' must be 64, as in 'tiny-int4', "
+        r"not 4096; measure this model$",
+    ):
+        romsim.compare(tiny, measured=[path])
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
