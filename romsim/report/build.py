@@ -12,6 +12,7 @@ from romsim.design_point import DesignPoint
 from romsim.report import power, silicon, speed
 from romsim.report.attached import attached_tables, read_result
 from romsim.report.chips_elsewhere import published_tables
+from romsim.report.compare_results import compare_tables
 from romsim.report.headline import headline_figures
 from romsim.report.memory import codec_table
 from romsim.report.model import ChipReport, Report, Table
@@ -69,9 +70,10 @@ def build_report(
             f"Descriptions of one report must be 1 to {_MAX_CHIPS}, not {len(descriptions)}"
         )
     shared: list[Table] = []
-    for kind, files in (("verify", verify), ("compare", compare)):
-        for number, file in enumerate(files, 1):
-            shared += attached_tables(kind, number, read_result(file))
+    for number, file in enumerate(verify, 1):
+        shared += attached_tables("verify", number, read_result(file))
+    for number, file in enumerate(compare, 1):
+        shared += compare_tables(number, read_result(file))
     limits = [description.context for description in descriptions]
     at = context if context is not None else min(DEFAULT_CONTEXT, *limits)
     if at < 1:

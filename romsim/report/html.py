@@ -15,7 +15,7 @@ from romsim.report.numbers import plain, quantity, span
 from romsim.report.plot_report import arranged, report_plots
 from romsim.report.plotly_figures import figure_of
 from romsim.report.plots import Plot
-from romsim.report.sections import SECTIONS
+from romsim.report.sections import SECTIONS, Section, shared_tables
 from romsim_models.errors import SpecError
 
 __all__ = ["HEADLINES", "render_html"]
@@ -62,8 +62,11 @@ def render_html(report: Report, *, with_plotly: bool = True) -> str:
         report=report,
         headlines=[_headline(report, key) for key in HEADLINES],
         figures=_figure_rows(report),
-        sections=[_section(report, plots, section.key) for section in SECTIONS],
-        attached=[_table_view(t, "") for t in report.tables if _is_attached(t)],
+        sections=[
+            view
+            for section in SECTIONS
+            if (view := _section(report, plots, section))["tables"] or view["plots"]
+        ],
         style=_template("style.css"),
         script=_template("page.js"),
         plotly=_plotly() if with_plotly else "",
@@ -94,10 +97,6 @@ def _embedded(values: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _is_attached(table: Table) -> bool:
-    return table.key.startswith(("verify_", "compare_"))
-
-
 def _headline(report: Report, key: str) -> dict[str, Any]:
     first = report.chips[0].figure(key)
     return {
@@ -115,6 +114,7 @@ def _figure_view(chip: ChipReport, figure: Figure) -> dict[str, Any]:
         "span": "" if figure.is_exact else _span(figure),
         "grade": figure.grade,
         "tip": _tip(figure.formula, figure.source, figure.grade),
+        "told": f"{figure.formula}\n{figure.source}",
     }
 
 
@@ -153,18 +153,16 @@ def _ratio(found: list[Figure | None]) -> str:
     return f"{plain(found[1].value / found[0].value)} ×"
 
 
-def _section(report: Report, plots: dict[str, tuple[Plot, ...]], key: str) -> dict[str, Any]:
-    section = next(s for s in SECTIONS if s.key == key)
+def _section(
+    report: Report, plots: dict[str, tuple[Plot, ...]], section: Section
+) -> dict[str, Any]:
     tables = []
     for name in section.tables:
         for number, chip in enumerate(report.chips):
             table = chip.table(name)
             if table is not None:
                 tables.append(_table_view(table, chip.letter, number, len(report.chips) > 1))
-    for name in section.shared:
-        shared = report.table(name)
-        if shared is not None:
-            tables.append(_table_view(shared, ""))
+    tables += [_table_view(table, "") for table in shared_tables(report, section)]
     return {
         "key": section.key,
         "title": section.title,
@@ -177,8 +175,9 @@ def _section(report: Report, plots: dict[str, tuple[Plot, ...]], key: str) -> di
 def _table_view(
     table: Table, letter: str, number: int = 0, several: bool = False
 ) -> dict[str, Any]:
-    columns = [c for c in table.columns if c.key not in _ROW_PROVENANCE]
-    has_row_tips = len(columns) < len(table.columns)
+    has_row_tips = table.tells_by_row
+    hidden = _ROW_PROVENANCE if has_row_tips else ()
+    columns = [c for c in table.columns if c.key not in hidden]
     rows = [_row_view(table, columns, row, has_row_tips) for row in table.rows]
     suffix = f"-{chr(ord('a') + number)}" if several else ""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from romsim.report.model import Cell, ChipReport, Column, Report, Table
 from romsim.report.numbers import plain, quantity, span
-from romsim.report.sections import SECTIONS
+from romsim.report.sections import SECTIONS, shared_tables
 
 __all__ = ["render_markdown"]
 
@@ -22,24 +22,17 @@ def render_markdown(report: Report) -> str:
     for chip in report.chips:
         letter = f"{chip.letter}: " if len(report.chips) > 1 else ""
         lines += [f"* {letter}{note}" for note in chip.notes]
-    shown = set()
     for section in SECTIONS:
-        lines += ["", f"## {section.title}", "", section.intro]
+        tables: list[str] = []
         for name in section.tables:
             for chip in report.chips:
                 table = chip.table(name)
                 if table is not None and table.listed:
-                    lines += _table(table, chip if len(report.chips) > 1 else None)
-        for name in section.shared:
-            shared = report.table(name)
-            shown.add(name)
-            if shared is not None:
-                lines += _table(shared, None)
-    attached = [table for table in report.tables if table.key not in shown]
-    if attached:
-        lines += ["", "## Results of other commands"]
-        for table in attached:
-            lines += _table(table, None)
+                    tables += _table(table, chip if len(report.chips) > 1 else None)
+        for shared in shared_tables(report, section):
+            tables += _table(shared, None)
+        if tables:
+            lines += ["", f"## {section.title}", "", section.intro, *tables]
     lines += ["", "## Reproduce", "", "```sh", *report.commands, "```", ""]
     return "\n".join(lines)
 
@@ -76,7 +69,8 @@ def _figures(report: Report) -> list[str]:
 
 def _table(table: Table, chip: ChipReport | None) -> list[str]:
     letter = f"{chip.letter}: " if chip is not None else ""
-    columns = [c for c in table.columns if c.key not in ("formula", "source")]
+    hidden = ("formula", "source") if table.tells_by_row else ()
+    columns = [c for c in table.columns if c.key not in hidden]
     picked = [table.columns.index(c) for c in columns]
     lines = ["", f"### {letter}{table.title}", "", table.note, ""]
     lines.append("| " + " | ".join(_head(c) for c in columns) + " |")

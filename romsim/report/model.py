@@ -132,8 +132,7 @@ class Table:
     listed: bool = True
 
     def __post_init__(self) -> None:
-        keys = {column.key for column in self.columns}
-        by_row = {"formula", "source", "grade"} <= keys
+        by_row = self.tells_by_row
         for column in self.columns:
             if column.is_number and not by_row and not (column.formula and column.source):
                 raise ValueError(f"Column {self.key}/{column.key} must have formula and source")
@@ -149,6 +148,11 @@ class Table:
                     raise ValueError(f"Cell of {self.key}/{column.key} must be of its kind: {cell}")
                 if not isinstance(cell, str) and not math.isfinite(cell):
                     raise ValueError(f"Cell of {self.key}/{column.key} must be finite: {cell}")
+
+    @property
+    def tells_by_row(self) -> bool:
+        """Whether each row has its own formula, source and grade."""
+        return {"formula", "source", "grade"} <= {column.key for column in self.columns}
 
     def column(self, key: str) -> tuple[Cell, ...]:
         """Return the cells of one column."""

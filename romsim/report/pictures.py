@@ -14,6 +14,7 @@ from romsim.report.plots import (
     HeatPlot,
     LinePlot,
     Plot,
+    SpanPlot,
     TreePlot,
 )
 from romsim.report.squarify import squarify
@@ -74,6 +75,8 @@ def render_picture(plot: Plot, form: Literal["png", "svg"]) -> bytes:
                 _bars(axes, plot)
             case DotPlot():
                 _dots(axes, plot)
+            case SpanPlot():
+                _spans(axes, plot)
             case TreePlot():
                 _tree(axes, plot)
             case FloorPlot():
@@ -90,7 +93,7 @@ def render_picture(plot: Plot, form: Literal["png", "svg"]) -> bytes:
 
 def _size(plot: Plot) -> tuple[float, float]:
     match plot:
-        case DotPlot():
+        case DotPlot() | SpanPlot():
             return 8.0, 1.2 + 0.2 * len(plot.labels)
         case FloorPlot():
             return 7.6, 5.6
@@ -191,6 +194,23 @@ def _dots(axes: Axes, plot: DotPlot) -> None:
     axes.set_yticks(places, list(plot.labels))
     axes.invert_yaxis()
     axes.set_xlabel(plot.x.title)
+    axes.grid(True, axis="x")
+    axes.legend(loc="best")
+
+
+def _spans(axes: Axes, plot: SpanPlot) -> None:
+    for group, colour in plot.colours.items():
+        picked = [n for n, one in enumerate(plot.groups) if one == group]
+        if picked:
+            values = [plot.values[n] for n in picked]
+            below = [v - plot.low[n] for n, v in zip(picked, values, strict=True)]
+            above = [plot.high[n] - v for n, v in zip(picked, values, strict=True)]
+            axes.errorbar(
+                values, picked, xerr=[below, above], fmt="o", color=colour, label=group, capsize=2
+            )
+    axes.set_yticks(list(range(len(plot.labels))), list(plot.labels))
+    axes.invert_yaxis()
+    _axis(axes, "x", plot.x)
     axes.grid(True, axis="x")
     axes.legend(loc="best")
 

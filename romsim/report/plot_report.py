@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from romsim.report.model import Report
+from romsim.report.plot_compare import comparison_plots
 from romsim.report.plot_power import energy_context_plot, energy_plot
 from romsim.report.plot_silicon import codecs_plot, floorplan_plot, rom_map_plot, treemap_plot
 from romsim.report.plot_speed import (
@@ -35,10 +36,11 @@ def report_plots(report: Report) -> dict[str, tuple[Plot, ...]]:
         "energy_context": (energy_context_plot(chips),),
         "rom_map": tuple(rom_map_plot(n, c) for n, c in enumerate(chips) if c.table("rom_banks")),
         "kv_codecs": (codecs_plot(chips),),
+        "comparison": comparison_plots(report),
         "published": (_published(report),),
     }
     for name, plots in found.items():
-        if len(plots) == len(chips) > 1:  # one for each chip
+        if len(plots) == len(chips) > 1 and plots[0].key.endswith("-0"):  # one for each chip
             titled = zip(plots, chips, strict=True)
             found[name] = tuple(replace(p, title=f"{c.letter}: {p.title}") for p, c in titled)
     return {name: plots for name, plots in found.items() if plots}

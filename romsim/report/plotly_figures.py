@@ -14,6 +14,7 @@ from romsim.report.plots import (
     LinePlot,
     Plot,
     Series,
+    SpanPlot,
     TreePlot,
 )
 
@@ -38,6 +39,8 @@ def figure_of(plot: Plot) -> dict[str, Any]:
             data, layout = _bars(plot)
         case DotPlot():
             data, layout = _dots(plot)
+        case SpanPlot():
+            data, layout = _spans(plot)
         case TreePlot():
             data, layout = _tree(plot)
         case FloorPlot():
@@ -228,6 +231,52 @@ def _dots(plot: DotPlot) -> tuple[list[Any], dict[str, Any]]:
         "yaxis": {**y, "showgrid": True, "categoryarray": list(plot.labels)},
         "height": 130 + _DOT_PX * len(plot.labels),
         "bargap": 0.3,
+    }
+
+
+def _spans(plot: SpanPlot) -> tuple[list[Any], dict[str, Any]]:
+    data: list[Any] = []
+    for group, colour in plot.colours.items():
+        picked = [n for n, one in enumerate(plot.groups) if one == group]
+        if not picked:
+            continue
+        values = [plot.values[n] for n in picked]
+        ends = [(plot.low[n], plot.high[n]) for n in picked]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": group,
+                "x": values,
+                "y": [plot.labels[n] for n in picked],
+                "marker": {"color": colour, "size": 9},
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [high - v for v, (_, high) in zip(values, ends, strict=True)],
+                    "arrayminus": [v - low for v, (low, _) in zip(values, ends, strict=True)],
+                    "color": colour,
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "text": [
+                    f"{plot.labels[n]}<br>{quantity(v, plot.x.unit)}"
+                    f"<br>{span(low, high, plot.x.unit, like=v)}"
+                    for n, v, (low, high) in zip(picked, values, ends, strict=True)
+                ],
+                "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
+            }
+        )
+    y = {"type": "category", "autorange": "reversed", "automargin": True, "dtick": 1}
+    return data, {
+        "xaxis": _axis(plot.x),
+        "yaxis": {
+            **y,
+            "showgrid": True,
+            "categoryorder": "array",
+            "categoryarray": list(plot.labels),
+        },
+        "height": 130 + _DOT_PX * len(plot.labels),
     }
 
 

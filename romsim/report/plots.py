@@ -15,6 +15,7 @@ __all__ = [
     "Plot",
     "Rectangle",
     "Series",
+    "SpanPlot",
     "TreeItem",
     "TreePlot",
 ]
@@ -105,6 +106,22 @@ class DotPlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlot:
+    """One dot with its range for each label."""
+
+    key: str
+    title: str
+    caption: str
+    x: Axis
+    labels: tuple[str, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    groups: tuple[str, ...]  # of each dot
+    colours: dict[str, str]  # by group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TreeItem:
     """A leaf of a treemap, under its parent's name."""
 
@@ -165,5 +182,5 @@ class HeatPlot:
     names: tuple[tuple[str, ...], ...]
 
 
-Plot = LinePlot | BarPlot | DotPlot | TreePlot | FloorPlot | HeatPlot
+Plot = LinePlot | BarPlot | DotPlot | SpanPlot | TreePlot | FloorPlot | HeatPlot
 """Any of them; each has ``key``, ``title`` and ``caption``."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-__all__ = ["SECTIONS", "Section"]
+from romsim.report.model import Report, Table
+
+__all__ = ["SECTIONS", "Section", "shared_tables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +19,7 @@ class Section:
     intro: str
     plots: tuple[str, ...]
     tables: tuple[str, ...]  # of each chip
-    shared: tuple[str, ...] = ()  # of the report
+    shared: tuple[str, ...] = ()  # of the report, or patterns of their names
 
 
 SECTIONS = (
@@ -56,6 +59,14 @@ SECTIONS = (
         tables=("rom", "rom_banks", "kv_codecs"),
     ),
     Section(
+        key="gpus",
+        title="Beside GPU decode",
+        intro="The same model at the same context, from `romsim compare`.",
+        plots=("comparison",),
+        tables=(),
+        shared=("compare_*",),
+    ),
+    Section(
         key="published",
         title="Published chips",
         intro="The same models on published chips, so that a reader can judge the models.",
@@ -63,5 +74,23 @@ SECTIONS = (
         tables=(),
         shared=("published", "fitted", "other_chips", "contradictions"),
     ),
+    Section(
+        key="results",
+        title="Verification",
+        intro="What `romsim verify` printed.",
+        plots=(),
+        tables=(),
+        shared=("verify_*",),
+    ),
 )
-"""All headings but those of attached results."""
+"""All headings; one under which a report has nothing is left out."""
+
+
+def shared_tables(report: Report, section: Section) -> tuple[Table, ...]:
+    """Return the tables of the report that stand under a heading."""
+    return tuple(
+        table
+        for pattern in section.shared
+        for table in report.tables
+        if fnmatchcase(table.key, pattern)
+    )

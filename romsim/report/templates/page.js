@@ -69,18 +69,23 @@
   if (window.Plotly) draw().catch(fail);
   dark.addEventListener("change", () => repaint(false));
 
-  // On paper every table is open, and plots are as wide as the sheet.
+  // On paper short tables are open, and wide plots are scaled down, not drawn anew: a browser does
+  // not wait for that.
+  const sheet = 660;
   let opened = [];
   window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
+    opened = [...document.querySelectorAll("details:not([open])")]
+      .filter((one) => one.querySelectorAll("tbody tr").length <= 40);
     for (const one of opened) one.open = true;
-    repaint(true);
-    for (const element of drawn) window.Plotly.relayout(element, { width: 680 });
+    if (dark.matches) repaint(true);
+    for (const element of drawn) {
+      element.style.zoom = String(Math.min(1, sheet / element._fullLayout.width));
+    }
   });
   window.addEventListener("afterprint", () => {
     for (const one of opened) one.open = false;
-    repaint(false);
-    for (const element of drawn) window.Plotly.relayout(element, { width: null, autosize: true });
+    if (dark.matches) repaint(false);
+    for (const element of drawn) element.style.zoom = "";
   });
 
   // Formula, source and grade of a figure: on hover, on focus, on a tap; Escape closes.

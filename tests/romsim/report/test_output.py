@@ -11,11 +11,14 @@ import pytest
 
 import romsim
 from reports.example_report import OUT, examples
+from romsim.report.html import render_html
+from romsim.report.markdown import render_markdown
 from romsim.report.model import Report
 from romsim.report.numbers import plain, quantity, span
 from romsim.report.output import render_json, write_report
 from romsim.report.pictures import render_picture
 from romsim.report.plot_report import arranged, report_plots
+from romsim.report.plots import SpanPlot
 from romsim.report.squarify import squarify
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, FormatError, SpecError
@@ -140,18 +143,59 @@ def test_results_of_other_commands_stand_in_the_report(tiny: Description, tmp_pa
     assert report.commands[-1].endswith("--verify verify.json -o report.html")
 
 
-def test_rows_of_a_result_become_a_table(tiny: Description, tmp_path: Path) -> None:
-    result = tmp_path / "compare.json"
-    rows = [{"gpu": "a", "rate": 1.5}, {"gpu": "b", "note": None}]
+def test_lists_in_a_result_become_tables(tiny: Description, tmp_path: Path) -> None:
+    result = tmp_path / "verify.json"
+    rows = [{"source": "a", "rate": 1.5}, {"source": "b", "note": None}]
     result.write_text(json.dumps({"rows": rows, "context": 7, "nested": {"on": True, "off": []}}))
+    report = romsim.build_report(tiny, verify=[result])
+    table = report.table("verify_1_rows")
+    assert table is not None
+    assert [c.label for c in table.columns] == ["source", "rate", "note"]
+    assert table.rows == (("a", "1.5", None), ("b", None, None))
+    head = report.table("verify_1")
+    assert head is not None
+    assert head.rows == (("context", "7"), ("nested.on", "yes"), ("nested.off", "[]"))
+    # A column of that name alone is no provenance: it is shown.
+    assert ">source<" in render_html(report, with_plotly=False)
+    assert "| source | rate | note |" in render_markdown(report)
+
+
+def test_comparison_with_gpus_stands_in_the_report(tiny: Description, tmp_path: Path) -> None:
+    result = tmp_path / "compare.json"
+    values = romsim.compare(tiny, gpus=["H100", "Jetson Orin"]).to_json()
+    result.write_text(json.dumps(values))
     report = romsim.build_report(tiny, compare=[result])
     table = report.table("compare_1_rows")
     assert table is not None
-    assert [c.label for c in table.columns] == ["gpu", "rate", "note"]
-    assert table.rows == (("a", "1.5", None), ("b", None, None))
-    head = report.table("compare_1")
-    assert head is not None
-    assert head.rows == (("context", "7"), ("nested.on", "yes"), ("nested.off", "[]"))
+    for row, one in zip(values["rows"], table.rows, strict=True):
+        assert one[1] == row["device"]
+        assert one[7:10] == tuple(row["tokens_per_s"][end] for end in ("low", "mid", "high"))
+    assert table.numbers("single_mid")[0] == report.chips[0].figure("tokens_per_s").value
+    cost = report.table("compare_1_cost")
+    assert cost is not None
+    assert len(cost.rows) == len(values["cost"]["rows"])
+    plots = report_plots(report)["comparison"]
+    assert len(plots) == 4
+    for plot in plots:
+        assert isinstance(plot, SpanPlot)
+        assert plot.groups.count("chip") == 1
+        assert len(plot.labels) == len(set(plot.labels)) > 2
+        for low, value, high in zip(plot.low, plot.values, plot.high, strict=True):
+            assert 0 < low <= value <= high
+    page = render_html(report, with_plotly=False)
+    assert 'href="#gpus"' in page
+    assert 'href="#gpus"' not in render_html(romsim.build_report(tiny), with_plotly=False)
+
+
+def test_a_comparison_of_another_kind_is_refused(tiny: Description, tmp_path: Path) -> None:
+    result = tmp_path / "compare.json"
+    result.write_text("{}")
+    with pytest.raises(FormatError) as caught:
+        romsim.build_report(tiny, compare=[result])
+    assert str(caught.value) == (
+        "Result of `romsim compare` must be what this version prints with --json, not one with "
+        "KeyError: 'rows'; run it again"
+    )
 
 
 @pytest.mark.parametrize(
