@@ -69,6 +69,7 @@ def comparison_lines(comparison: GpuComparison) -> list[str]:
         "",
         "Rooflines, best batch that fits the memory: tokens/s of all sequences, and of one.",
         *_rooflines(comparison, BATCHED),
+        *_roof_sources(comparison),
     ]
     for kind in ("measured", "published"):
         rows = [row for row in comparison.rows if row.kind == kind]
@@ -161,6 +162,14 @@ def _gpu_bytes(comparison: GpuComparison) -> list[str]:
         items = ", ".join(f"{item.name} {_bytes(item.bytes)}" for item in roof.decode.items)
         lines.append(f"  bytes, {fmt}: {_bytes(roof.decode.bytes_per_step)} a token: {items}")
     return lines
+
+
+def _roof_sources(comparison: GpuComparison) -> list[str]:
+    """Return where the shares of bandwidth and the parts' figures come from."""
+    decodes = [roof.decode for roof in comparison.rooflines]
+    shares = dict.fromkeys(f"{d.fraction.source} ({d.fraction.grade})" for d in decodes)
+    parts = dict.fromkeys(f"{d.gpu.source} ({d.gpu.grade})" for d in decodes)
+    return [f"    share: {s}" for s in shares] + [f"    parts: {p}" for p in parts]
 
 
 def _paired(comparison: GpuComparison) -> list[tuple[Roofline, RateRow]]:

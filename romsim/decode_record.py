@@ -165,7 +165,9 @@ def records_of_model(path: Path, spec: ModelSpec) -> tuple[list[DecodeRecord], l
     if not wanted:
         raise others[0][1]
     names = ", ".join(dict.fromkeys(name for name, _ in others))
-    return wanted, [f"{path}: records of other models are left out: {names}."] if others else []
+    return wanted, [
+        f"{path.name}: records of other models are left out: {names}."
+    ] if others else []
 
 
 def write_records(path: Path, records: tuple[DecodeRecord, ...]) -> None:

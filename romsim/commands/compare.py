@@ -57,7 +57,7 @@ def command(
     if device is None:
         only = {"--batch": batches, "--steps": steps, "--turns": turns, "--model": model}
         for option, value in {**only, "--save": save}.items():
-            if value:
+            if value not in (None, ()):
                 raise SpecError(f"{option} must be used with --device, not without; add --device")
     progress = Progress()
     comparison = romsim.compare(

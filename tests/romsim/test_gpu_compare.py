@@ -236,7 +236,7 @@ def test_file_with_records_of_several_models_gives_those_of_this_one(
     write_records(path, (other, made_record(tiny.spec, context=96)))
     made = romsim.compare(tiny, measured=[path])
     assert [record.model.name for record in made.records] == ["tiny-int4"]
-    assert made.notes[-1] == f"{path}: records of other models are left out: llama-3-8b."
+    assert made.notes[-1] == "bench.json: records of other models are left out: llama-3-8b."
     write_records(path, (other,))
     with pytest.raises(
         SpecError,
@@ -348,6 +348,8 @@ def test_text_keeps_one_sequence_and_batches_apart(llama: Description) -> None:
     assert "warning: Achieved share of bandwidth (low) is 15%, outside 30% to 95%" in text
     assert "  KV      59,136 B a token on the chip" in text
     assert all(line == line.rstrip() for line in lines)
+    assert any(line.startswith("    share: ROMA (arXiv:2503.12988)") for line in lines)
+    assert any(line.startswith("    parts: ") and "unverified" in line for line in lines)
     many = lines.index(next(line for line in lines if line.startswith("Rooflines, best batch")))
     assert "tokens/s, all" in lines[many + 1]
     assert "limit" not in lines[many + 1]
@@ -438,6 +440,7 @@ def test_command_writes_cost_inputs_that_it_takes_back(
     ("options", "sentence"),
     [
         (["--batch", "2"], "--batch must be used with --device, not without; add --device"),
+        (["--steps", "0"], "--steps must be used with --device, not without; add --device"),
         (["--save", "x"], "--save must be used with --device, not without; add --device"),
         (["--fraction", "1.2"], "Share of bandwidth must be above 0 and at most 1, not 1.2"),
         (["--context", "200"], "Context must be from 1 to 96 tokens in {}, not 200; compile with "
