@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ def compile(
     quantize: Sequence[str] = (),
     weights: str | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    kv: str | None = None,
     fit: bool = False,
     rank: int = 0,
     area_mm2: float | None = None,
@@ -66,6 +68,9 @@ def compile(
         Format of all matrices of a shape without weights.
     adapters
         Name to PEFT folder of each resident LoRA adapter.
+    kv
+        KV cache: a preset's name, ``key=value`` pairs, or both (docs/kv.md); ``None`` for the
+        target's own.
     fit
         Size tiles, ROM depth and SRAM for the model, its context and a LoRA ``rank``, within
         ``area_mm2``.
@@ -79,6 +84,7 @@ def compile(
     """
     from romsim_compiler.choices import parse_rules
     from romsim_compiler.formats import parse_format
+    from romsim_compiler.kv import parse_kv
     from romsim_compiler.pipeline import CompileOptions, compile_model
     from romsim_compiler.target import Target
     from romsim_compiler.target_file import load_target
@@ -86,6 +92,8 @@ def compile(
 
     checkpoint = open_model(model)
     chip = target if isinstance(target, Target) else load_target(target)
+    if kv is not None:
+        chip = replace(chip, kv=parse_kv(kv))
     if weights is not None and checkpoint.has_weights:
         raise SpecError(
             f"--weights must be used with a shape without weights, not with {model}; give rules "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from romsim.design_point import DesignPoint
+from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.program import Instruction
 from romsim_models.spec import ModelSpec
 
@@ -64,11 +65,13 @@ def _vector_beats(point: DesignPoint, instruction: Instruction) -> int:
         case "embed" | "resid":
             return _ceil(spec.dim, lanes)
         case "sincos":
-            return _ceil(spec.head_dim // 2, max(1, lanes // 32))
+            angles = _ceil(spec.head_dim // 2, max(1, lanes // 32))
+            return angles * (2 if rope_extra(spec, point.target) else 1)
         case "norm":
             return 2 * _ceil(norm_length(spec, instruction.operand), lanes)
         case "rope":
-            return _ceil(heads + 2 * spec.n_kv_heads * spec.head_dim, lanes)
+            rows = heads + 2 * spec.n_kv_heads * spec.head_dim
+            return _ceil(rows, lanes) + rope_extra(spec, point.target)
         case "attn_out":
             return spec.n_heads + _ceil(heads, lanes)
         case "glu":
@@ -92,19 +95,26 @@ def _attention(point: DesignPoint, position: int) -> dict[str, int]:
     passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
     words = _ceil(spec.head_dim, att.word_elems)
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
-    n_blocks = position // size + 1
-    last = position % size + 1
+    held = target.kv.held(position + 1)
+    n_blocks = _ceil(held, size)
+    last = held - (n_blocks - 1) * size
+    kv = [step_extra(position + 1, spec=spec, target=target)]
+    kv += [
+        block_extra(j, min(held, (j + 1) * size), position + 1, spec=spec, target=target)
+        for j in range(n_blocks)
+    ]
     local = (n_blocks - 1) * _ceil(size, target.array.n_tiles) + _ceil(last, target.array.n_tiles)
     # Blocks are merged max(1, trailing ones of the index) times: n - popcount(n) carries and one
     # pass for each even index; the fold at the end makes up for popcount(n) - 1 of them.
     merges = n_blocks - 1 + (n_blocks + 1) // 2
     return {
-        "kv port": 2 * passes * local * words,
+        "kv port": 2 * passes * local * words + sum(port for port, _ in kv),
         "exponentials": passes * local,
         "vector": merge * merges,
         "latency": n_blocks * (spec.n_heads + hop + target.latency.block)
         + target.latency.attn
-        + hop,
+        + hop
+        + sum(latency for _, latency in kv),
     }
 
 

@@ -72,6 +72,9 @@ class ValueReport:
         }
 
 
+_PLACES = ("layout", "block")  # where words lie: nothing that the reference knows of
+
+
 def make_reference(
     description: Description,
     checkpoint: Checkpoint,
@@ -83,7 +86,7 @@ def make_reference(
 
     It takes from the description only choices (formats, grids, block sizes), never a weight.
     """
-    from romsim.reference import IntegerDecoder, NumericsConfig, WeightChoice
+    from romsim.reference import IntegerDecoder, KvPolicy, NumericsConfig, WeightChoice
     from romsim_compiler.formats import parse_format
 
     numerics = description.numerics
@@ -105,6 +108,9 @@ def make_reference(
         grids={n: g.grid for n, g in description.groups.items() if n != "embd"},
         loras=loras,
         device=device,
+        kv=KvPolicy(
+            **{k: v for k, v in description.target.kv.to_json().items() if k not in _PLACES}
+        ),
     )
 
 

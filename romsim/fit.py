@@ -9,8 +9,9 @@ from romsim.area import chip_area_mm2
 from romsim.timing import TimingModel
 from romsim_compiler.choices import choose_formats, shape_formats
 from romsim_compiler.groups import Group, build_groups, tensor_shapes
+from romsim_compiler.kv_sram import page_meets_tiles
 from romsim_compiler.lora_words import lora_bits
-from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token, vector_bytes
+from romsim_compiler.memory_map import kv_sram_bytes, vector_bytes
 from romsim_compiler.pipeline import CompileOptions, check_model
 from romsim_compiler.place import size_groups
 from romsim_compiler.schedule import build_decode
@@ -62,14 +63,15 @@ def _sized(
     adapters
         Rank of each matrix by canonical name, for each adapter to leave room for.
     """
-    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(template))
-    token_bytes *= template.schedule.n_slots
     for n_tiles in _halvings(template.array.n_tiles):
         tiled = replace(template, array=replace(template.array, n_tiles=n_tiles))
+        if not page_meets_tiles(template.kv, n_tiles):
+            continue
         tile_tokens = -(-context // n_tiles)
         # In words of this many tiles: a small adapter on many tiles leaves much of them empty.
         lora_bytes = sum(lora_bits(spec, ranks, tiled) for ranks in adapters) // 8
-        tile_bytes = tile_tokens * token_bytes + -(-lora_bytes // n_tiles)
+        kv_bytes = kv_sram_bytes(spec, tiled, tile_tokens * n_tiles) / n_tiles
+        tile_bytes = kv_bytes + -(-lora_bytes // n_tiles)
         attention = replace(template.attention, sram_kib=max(1, -(-int(tile_bytes + 1) // 1024)))
         for n_cells in _halvings(template.array.n_cells):
             for n_lanes in _halvings(template.vector.n_lanes, 32):

@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 
 _KEYS = (
     "name", "model", "target", "fitted", "executable", "has_images", "numerics", "context",
-    "memory", "rom", "accuracy", "adapters", "n_slots", "dies", "files", "sha256",
+    "memory", "kv", "rom", "accuracy", "adapters", "n_slots", "dies", "files", "sha256",
 )  # fmt: skip
 _FILES = ("placement.json", "prefill.json", "program.json", "tables.json", "target.toml")
 _IMAGES = ("gains.bin", "rom.bin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
@@ -70,7 +71,8 @@ def fixed_cycles(
                 words = 0
             return max(words, _ceil(spec.dim, lanes)) + lam.embed + co
         case "sincos":
-            return _ceil(spec.head_dim // 2, max(1, lanes // 32)) + lam.sincos
+            angles = _ceil(spec.head_dim // 2, max(1, lanes // 32))
+            return angles * (2 if rope_extra(spec, target) else 1) + lam.sincos
         case "norm":
             length = {"attn_sub_norm": heads, "ffn_sub_norm": spec.hidden_dim}.get(
                 instruction.operand.rpartition(".")[2], spec.dim
@@ -78,7 +80,7 @@ def fixed_cycles(
             return 2 * _ceil(length, lanes) + lam.norm + bc
         case "rope":
             rows = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
-            return _ceil(rows, lanes) + lam.rope + bc
+            return _ceil(rows, lanes) + rope_extra(spec, target) + lam.rope + bc
         case "attn_out":
             return spec.n_heads + _ceil(heads, lanes) + lam.attn_out + bc
         case "resid":
@@ -115,6 +117,8 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
     Whole blocks are summed once, so that a sweep over a long context costs one evaluation per
     token count inside a block.
     """
+    if not target.kv.is_default:
+        return [_kv_attention(position + 1, spec=spec, target=target) for position in positions]
     size = target.attention.attn_block
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
     fixed = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
@@ -133,6 +137,22 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
             tail[key] = partial[index] + cycles + merge * ((index + 1).bit_count() - 1) + fixed
         result.append(tail[key])
     return result
+
+
+def _kv_attention(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
+    """Return the duration of ``attn`` for the newest of ``n_tokens``, any KV configuration."""
+    size = target.attention.attn_block
+    held = target.kv.held(n_tokens)
+    n_blocks = _ceil(held, size)
+    merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
+    total = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
+    total += merge * (n_blocks.bit_count() - 1)
+    total += sum(step_extra(n_tokens, spec=spec, target=target))
+    for index in range(n_blocks):
+        last = min(held, (index + 1) * size)
+        total += block_cycles(index, last - index * size, spec=spec, target=target)
+        total += sum(block_extra(index, last, n_tokens, spec=spec, target=target))
+    return total
 
 
 def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target) -> int:

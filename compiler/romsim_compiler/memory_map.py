@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from romsim_compiler.groups import layer_shapes
+from romsim_compiler.kv_sram import STREAM_CONTEXT, element_bits, fitting_tokens, sequence_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import CapacityError, SpecError
 from romsim_models.spec import ModelSpec
@@ -13,6 +14,7 @@ __all__ = [
     "MemoryMap",
     "kv_bits_per_element",
     "kv_bytes_per_token",
+    "kv_sram_bytes",
     "lora_bits",
     "map_memory",
     "max_context",
@@ -33,8 +35,21 @@ class MemoryMap:
 
 
 def kv_bits_per_element(target: Target) -> float:
-    """Return stored bits of one KV element, with its share of the block's exponent."""
+    """Return stored bits of one KV element, with its share of the block's exponent.
+
+    The plain cache's; of another codec, what an encoded element of a head of 128 takes.
+    """
+    if not target.kv.is_default:
+        return element_bits(target.kv, 128)
     return 8 + 8 / MX_BLOCK if target.formats.kv == "mxint8" else 8.0
+
+
+def kv_sram_bytes(spec: ModelSpec, target: Target, context: int) -> float:
+    """Return bytes that the chip sets aside for KV of ``context`` tokens in each of its slots."""
+    if target.kv.is_default:
+        token = kv_bytes_per_token(spec, kv_bits_per_element(target))
+        return context * (token * target.schedule.n_slots)
+    return sequence_bits(spec, target, context) * target.schedule.n_slots / 8
 
 
 def kv_bytes_per_token(spec: ModelSpec, bits: float) -> float:
@@ -83,8 +98,10 @@ def max_context(spec: ModelSpec, target: Target, lora_bytes: float = 0) -> int:
     Tokens are dealt to the tiles in turn, so the limit is the tiles' word count times their number.
     """
     tiles = target.array.n_tiles
-    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
     free = target.attention.sram_kib * 1024 - -(-lora_bytes // tiles)
+    if not target.kv.is_default:
+        return fitting_tokens(spec, target, int(free)) if free > 0 else 0
+    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
     return max(0, int(free // token_bytes)) * tiles
 
 
@@ -103,23 +120,28 @@ def map_memory(
     if context is not None and context < 1:
         raise SpecError(f"Context must be at least 1 token, not {context}")
     limit = max_context(spec, target, lora_bytes)
-    per_token = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
+    least = target.kv.slots or 1
     available = target.attention.sram_kib * 1024 * target.array.n_tiles
+    if limit < 1 and target.kv.layout == "paged":
+        least = max(least, target.kv.block)
     if limit < 1:
         raise CapacityError(
-            f"Adapters and the KV cache of one token must fit the SRAM of target {target.name!r}: "
-            f"they need {lora_bytes} and {per_token:.0f} bytes, not the {available} available; "
+            f"Adapters and the KV cache of {'one token' if least == 1 else f'{least} tokens'} must "
+            f"fit the SRAM of target {target.name!r}: they need {lora_bytes} and "
+            f"{kv_sram_bytes(spec, target, least):.0f} bytes, not the {available} available; "
             f"lower the rank, leave out an adapter, or raise attention.sram_kib"
         )
-    wanted = context if context is not None else min(limit, spec.max_seq_len, 65536)
+    known = STREAM_CONTEXT if target.kv.retention == "stream" else min(spec.max_seq_len, 65536)
+    wanted = context if context is not None else min(limit, known)
     if wanted > limit:
         raise CapacityError(
             f"Context of {wanted} tokens must fit the SRAM of target {target.name!r}: KV needs "
-            f"{wanted * per_token:.0f} bytes and adapters {lora_bytes}, not the {available} "
+            f"{kv_sram_bytes(spec, target, wanted):.0f} bytes and adapters {lora_bytes}, not the "
+            f"{available} "
             f"available; at most {limit} tokens fit; lower --context or the rank, or raise "
             f"attention.sram_kib"
         )
-    if wanted > 65536:
+    if target.kv.held(wanted) > 65536:
         raise CapacityError(f"Context must be at most 65536 tokens, not {wanted}; lower --context")
     vector = vector_bytes(spec, target)
     if vector > target.vector.sram_kib * 1024:
@@ -130,7 +152,7 @@ def map_memory(
         )
     return MemoryMap(
         context=wanted,
-        kv_bytes=round(wanted * per_token),
+        kv_bytes=round(kv_sram_bytes(spec, target, wanted)),
         lora_bytes=lora_bytes,
         tile_sram_bytes=available,
         vector_bytes=vector,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from romsim_compiler.choices import FormatChoice, Rule, choose_formats, shape_fo
 from romsim_compiler.description import SCHEMA_VERSION, Description, group_to_json
 from romsim_compiler.formats import WeightFormat
 from romsim_compiler.groups import Group, build_groups, tensor_shapes
+from romsim_compiler.kv_sram import check_kv, kv_summary
 from romsim_compiler.lora_image import LoraAdapterImage, build_lora, save_lora
 from romsim_compiler.memory_map import MemoryMap, map_memory
 from romsim_compiler.numerics import Numerics
@@ -35,6 +36,7 @@ __all__ = [
     "check_model",
     "compile_model",
     "format_histogram",
+    "serial_prefill",
 ]
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -71,11 +73,28 @@ def check_model(spec: ModelSpec, target: Target) -> None:
                 f"{axis} of model {spec.name!r} must be a multiple of 32 on target "
                 f"{target.name!r}, not {length}: activations are quantised in blocks of 32"
             )
+    check_kv(spec, target)
     if (max(spec.dim, spec.hidden_dim) > 16384 and spec.has_sub_norms) or spec.dim > 16384:
         raise SpecError(
             f"Normalised vectors of model {spec.name!r} must have at most 16384 elements, not "
             f"{max(spec.dim, spec.hidden_dim)}"
         )
+
+
+def serial_prefill(target: Target) -> tuple[Target, tuple[str, ...]]:
+    """Return the target with one token in flight where a retention policy reuses slots.
+
+    A token in flight would write its key into the slot of one that the token before it still
+    reads. The second value says so.
+    """
+    n_inflight = target.schedule.n_inflight
+    if target.kv.retention == "all" or n_inflight == 1:
+        return target, ()
+    serial = replace(target, schedule=replace(target.schedule, n_inflight=1))
+    return serial, (
+        f"prompts run one token at a time, not {n_inflight}: KV retention "
+        f"{target.kv.retention!r} reuses slots that a token in flight still reads",
+    )
 
 
 def check_adapter_names(names: Sequence[str]) -> None:
@@ -142,6 +161,7 @@ def compile_model(
     report = progress or (lambda stage, fraction: None)
     spec = checkpoint.spec
     check_model(spec, target)
+    target, notes = serial_prefill(target)
     images = checkpoint.has_weights and target.executable
     if checkpoint.has_weights:
         choices = choose_formats(spec, checkpoint.formats(), target, options.rules)
@@ -184,7 +204,16 @@ def compile_model(
         report("digests", 0.97)
         folder.seal(
             _manifest(
-                checkpoint, target, numerics, memory, choices, placement, burnt, loras, options
+                checkpoint,
+                target,
+                numerics,
+                memory,
+                choices,
+                placement,
+                burnt,
+                loras,
+                options,
+                notes,
             )
         )
     report("done", 1.0)
@@ -257,6 +286,7 @@ def _manifest(
     burnt: BurntModel | None,
     loras: dict[str, LoraAdapterImage],
     options: CompileOptions,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     array = target.array
     used = placement.used_bits()
@@ -268,7 +298,7 @@ def _manifest(
         "model": {
             "spec": json.loads(checkpoint.spec.to_json()),
             "source": asdict(source),
-            "notes": list(checkpoint.notes),
+            "notes": [*checkpoint.notes, *notes],
             "formats": format_histogram(choices, tensor_shapes(checkpoint.spec)),
             "choices": {t: c.fmt.name for t, c in sorted(choices.items()) if c.requantised},
         },
@@ -279,6 +309,7 @@ def _manifest(
         "numerics": numerics.to_json(),
         "context": memory.context,
         "memory": asdict(memory),
+        "kv": kv_summary(checkpoint.spec, target, memory.context),
         "rom": {
             "words_used": placement.n_words,
             "words_available": array.rom_rows,

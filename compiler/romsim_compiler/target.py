@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from romsim_compiler.kv import DEFAULT_KV, KvConfig, make_kv
+
 __all__ = [
     "TEMPLATE_LATENCY",
     "Array",
@@ -163,11 +165,14 @@ class Target:
     network: Network
     schedule: Schedule
     embedding: Embedding
+    kv: KvConfig = field(default=DEFAULT_KV)
     latency: Latency = field(default=TEMPLATE_LATENCY)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the target as JSON-ready values."""
-        return asdict(self)
+        """Return the target as JSON-ready values; ``kv`` only where it is not the plain cache."""
+        values = asdict(self)
+        del values["kv"]
+        return values if self.kv.is_default else {**values, "kv": self.kv.to_json()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Target:
@@ -182,4 +187,7 @@ class Target:
             "embedding": Embedding,
             "latency": Latency,
         }
-        return cls(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
+        made = {k: parts[k](**v) if k in parts else v for k, v in values.items()}
+        if "kv" in made:
+            made["kv"] = make_kv(made["kv"])
+        return cls(**made)

@@ -70,6 +70,21 @@ class _Embedding(_Section):
     head: Literal["rom", "off-chip"]
 
 
+class _Kv(_Section):
+    codec: Literal["fp16", "int8", "int4", "int2", "kivi"] = "int8"
+    key_bits: int | None = Field(default=None, ge=0)
+    value_bits: int | None = Field(default=None, ge=0)
+    group: int | None = Field(default=None, ge=0)
+    residual: int | None = Field(default=None, ge=0)
+    plain_sinks: int | None = Field(default=None, ge=0)
+    retention: Literal["all", "stream", "h2o"] = "all"
+    sinks: int | None = Field(default=None, ge=0)
+    window: int | None = Field(default=None, ge=0)
+    heavy: int | None = Field(default=None, ge=0)
+    layout: Literal["contiguous", "paged", "ring", "slotmap"] | None = None
+    block: int | None = Field(default=None, ge=0)
+
+
 class _TargetFile(_Section):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     summary: str
@@ -83,6 +98,7 @@ class _TargetFile(_Section):
     network: _Network
     schedule: _Schedule
     embedding: _Embedding
+    kv: _Kv = _Kv()
 
 
 def list_targets() -> tuple[str, ...]:
@@ -145,7 +161,10 @@ def parse_target(text: str, file: str) -> Target:
         checked = _TargetFile.model_validate(values)
     except ValidationError as error:
         raise SpecError(_explain(error, text, file)) from None
-    target = Target.from_json(checked.model_dump())
+    try:
+        target = Target.from_json(checked.model_dump(exclude_none=True))
+    except SpecError as error:  # of [kv], whose choices must go together
+        raise SpecError(f"{file}: {error}") from None
     _check(target, file)
     return target
 

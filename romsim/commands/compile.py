@@ -28,6 +28,12 @@ __all__ = ["command", "lines", "summary"]
 @click.option(
     "--lora", "loras", multiple=True, metavar="[NAME=]FOLDER", help="Resident adapter; repeatable."
 )
+@click.option(
+    "--kv",
+    metavar="PRESET|KEY=VALUE,...",
+    help="KV cache: a preset (int8, vllm, int4, kivi-2bit, kivi-4bit, kivi-k4v2, streaming-llm, "
+    "h2o, ...), changes to it, or pairs alone [default: the target's].",
+)
 @click.option("--fit", is_flag=True, help="Size tiles, ROM and SRAM for the model.")
 @click.option("--rank", type=int, default=0, help="With --fit: LoRA rank to leave room for.")
 @click.option("--area", "area_mm2", type=float, help="With --fit: largest area in mm2.")
@@ -45,6 +51,7 @@ def command(
     rules: tuple[str, ...],
     weights: str | None,
     loras: tuple[str, ...],
+    kv: str | None,
     fit: bool,
     rank: int,
     area_mm2: float | None,
@@ -63,6 +70,7 @@ def command(
         quantize=rules,
         weights=weights,
         adapters=adapter_folders(loras),
+        kv=kv,
         fit=fit,
         rank=rank,
         area_mm2=area_mm2,
@@ -96,7 +104,17 @@ def _is_rounded_here(description: Any) -> bool:
 def summary(description: Any) -> dict[str, Any]:
     """Return the figures of a description that its compilation prints."""
     manifest = description.manifest
-    keys = ("name", "context", "executable", "has_images", "fitted", "rom", "memory", "adapters")
+    keys = (
+        "name",
+        "context",
+        "executable",
+        "has_images",
+        "fitted",
+        "rom",
+        "memory",
+        "kv",
+        "adapters",
+    )
     return {
         **{k: manifest[k] for k in keys},
         "target": manifest["target"]["name"],
@@ -105,6 +123,18 @@ def summary(description: Any) -> dict[str, Any]:
         "accuracy": manifest["accuracy"],
         "area_mm2": _area_mm2(description),
     }
+
+
+def _kv_lines(kv: Any, memory: Any) -> list[str]:
+    """Return what a person reads about a KV cache that is not the plain one."""
+    config = kv["config"]
+    if config == {"codec": "int8", "retention": "all", "layout": "contiguous"}:
+        return []
+    held = f"{kv['slots']} slots, " if kv["slots"] != memory["context"] else ""
+    return [
+        f"  KV        {','.join(f'{k}={v}' for k, v in config.items())}; {held}"
+        f"{kv['bits_per_element']:g} bits an element, tables of {kv['table_bits']} bits"
+    ]
 
 
 def _area_mm2(description: Any) -> float:
@@ -135,6 +165,7 @@ def lines(description: Any, out: str) -> list[str]:
         f"padding {100 * rom['padding']:.1f} %",
         f"  context   {memory['context']} tokens, KV {memory['kv_bytes'] / 1e6:.2f} MB of "
         f"{memory['tile_sram_bytes'] / 1e6:.2f} MB tile SRAM",
+        *_kv_lines(manifest["kv"], memory),
         f"  area      {_area_mm2(description):.2f} mm2 estimated ({target.technology})",
     ]
     accuracy = manifest["accuracy"]

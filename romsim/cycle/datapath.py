@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from romsim.cycle.kernels_vector import (
     scale_query,
     sine_cosine,
 )
+from romsim.cycle.kv_unit import KvUnit
 from romsim.cycle.state import SlotState, TokenBuffers
 from romsim.cycle.weights import BLOCK, Matrix, MatrixInput, load_matrix
 from romsim_models.errors import DescriptionError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from romsim.cycle.adapters import AdapterGroup
     from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.kv_store import Note
     from romsim.cycle.workers import Workers
     from romsim_compiler.program import Instruction
 
@@ -63,6 +65,8 @@ class Datapath:
         The compiled chip, with images.
     workers
         Threads to share large matrices and attention.
+    page_order
+        Order in which free pages of the KV cache are handed out; see `romsim.cycle.kv_rows`.
 
     Attributes
     ----------
@@ -72,7 +76,12 @@ class Datapath:
         int32 [vocab_size], of the last executed ``matvec head``.
     """
 
-    def __init__(self, description: CompiledChip, workers: Workers) -> None:
+    def __init__(
+        self,
+        description: CompiledChip,
+        workers: Workers,
+        page_order: Sequence[int] | None = None,
+    ) -> None:
         self._workers = workers
         spec = description.spec
         self._spec = spec
@@ -89,7 +98,11 @@ class Datapath:
             for name, group in description.groups.items()
         }
         self._first_row = _first_rows(self._matrices, spec.q_dim, spec.kv_dim, spec.hidden_dim)
-        n_blocks = -(-description.context // self._numerics.attn_block)
+        kv = description.target.kv
+        self._kv_unit: KvUnit | None = None
+        if not kv.is_default:
+            self._kv_unit = KvUnit(description, self._tables, workers, page_order)
+        n_blocks = -(-kv.held(description.context) // self._numerics.attn_block)
         self.n_merge_levels = n_blocks.bit_length() + 1
         self._scores = np.zeros((spec.n_heads, self._numerics.attn_block), np.int64)
         self._context = description.context
@@ -112,6 +125,12 @@ class Datapath:
     def n_weight_bytes(self) -> int:
         """Memory that the matrices take, in bytes."""
         return sum(matrix.n_bytes for matrix in self._matrices.values())
+
+    def new_slot(self) -> SlotState:
+        """Return an empty sequence slot."""
+        if self._kv_unit is not None:
+            return SlotState(stores=self._kv_unit.new_stores())
+        return SlotState.create(self._spec, self._context)
 
     def execute(self, instruction: Instruction, flight: Flight) -> int:
         """Execute one instruction for one token; return the number of saturations."""
@@ -239,10 +258,18 @@ class Datapath:
         v = linear[spec.q_dim + spec.kv_dim :]
         for operator, values in (("q", q), ("k", k), ("v", v)):
             self._note(f"{name}.{operator}", flight, values)
+        unit = self._kv_unit
+        plain_q = q.copy() if unit is not None and unit.has_sink_query else None
         clipped += int(rotate(linear[: spec.q_dim + spec.kv_dim], buffers.sines, buffers.cosines))
         clipped += int(scale_query(q, self._query_scale))
         quantise_heads(q, spec.head_dim, buffers.q_codes, buffers.q_shifts)
         self._note_heads(f"{name}.q", flight, buffers.q_codes, buffers.q_shifts)
+        if unit is not None:
+            note = self._layer_note(instruction, flight)
+            if plain_q is not None:
+                clipped += unit.code_sink_query(plain_q, flight.position, note)
+            flight.slot.stores[instruction.layer].write(flight.position, k, v, note)
+            return clipped
         cache = flight.slot.layers[instruction.layer]
         for operator, values, codes, shifts in zip(
             ("k", "v"), (k, v), cache.codes, cache.shifts, strict=True
@@ -252,6 +279,10 @@ class Datapath:
             shifts[:, flight.position] = buffers.kv_shifts
             self._note_heads(f"{name}.{operator}", flight, buffers.kv_codes, buffers.kv_shifts)
         return clipped
+
+    def _layer_note(self, instruction: Instruction, flight: Flight) -> Note:
+        name = f"L{instruction.layer}."
+        return lambda what, values: self._note(name + what, flight, values.reshape(-1))
 
     def _note_heads(
         self, name: str, flight: Flight, codes: NDArray[np.int16], shifts: NDArray[np.int64]
@@ -263,6 +294,10 @@ class Datapath:
 
     def _attn(self, instruction: Instruction, flight: Flight) -> int:
         buffers, spec = flight.buffers, self._spec
+        if self._kv_unit is not None:
+            store = flight.slot.stores[instruction.layer]
+            note = self._layer_note(instruction, flight)
+            return self._kv_unit.attend(store, flight.position, buffers, note)
         cache = flight.slot.layers[instruction.layer]
         arguments = (
             buffers.q_codes.reshape(-1),

@@ -16,7 +16,7 @@ from romsim.cycle.kernels_primitives import exp2n, reciprocal, rne, saturate, sh
 from romsim.cycle.kernels_sharing import CLAIMED, CLIPPED, FINISHED, fetch_add
 from romsim.cycle.kernels_vector import quantise_blocks
 
-__all__ = ["attention", "attention_output", "quantise_heads"]
+__all__ = ["attention", "attention_output", "join_nodes", "quantise_heads"]
 
 
 @kernel
@@ -29,7 +29,7 @@ def quantise_heads(source: Any, head_dim: Any, codes: Any, shifts: Any) -> None:
 
 
 @inlined
-def _join(maxima: Any, weights: Any, sums: Any, left: Any, right: Any, width: Any) -> None:
+def join_nodes(maxima: Any, weights: Any, sums: Any, left: Any, right: Any, width: Any) -> None:
     """Join stack entry ``right`` into ``left``: two nodes of the merge tree into one."""
     m = max(maxima[left], maxima[right])
     down_left, down_right = m - maxima[left], m - maxima[right]
@@ -117,11 +117,11 @@ def attention(
             index = first // attn_block
             while index & 1:  # this block completes a pair: join as often as it has trailing ones
                 top -= 1
-                _join(maxima, weights, sums, base + top - 1, base + top, width)
+                join_nodes(maxima, weights, sums, base + top - 1, base + top, width)
                 index >>= 1
         while top > 1:  # what has no right neighbour passes up: join from the newest
             top -= 1
-            _join(maxima, weights, sums, base + top - 1, base + top, width)
+            join_nodes(maxima, weights, sums, base + top - 1, base + top, width)
         fetch_add(counters, CLIPPED, clipped)
         fetch_add(counters, FINISHED, 1)
 

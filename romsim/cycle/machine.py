@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from romsim.cycle.chip import CompiledChip
     from romsim.cycle.trace import BeatTimes, SramWrite
     from romsim_compiler.program import Program
+    from romsim_compiler.target import Target
 
 __all__ = ["CycleModel", "PrefillResult", "StepResult"]
 
@@ -102,6 +103,8 @@ class CycleModel:
         Called with every word written into a buffer or into the SRAM of a tile.
     beat_times
         Cycle of a word inside its instruction, for ``trace``; see `romsim.cycle.trace.BeatTimes`.
+    page_order
+        Order in which free pages of the KV cache are handed out; values do not depend on it.
 
     Raises
     ------
@@ -119,15 +122,17 @@ class CycleModel:
         record: Recorder | None = None,
         trace: Callable[[SramWrite], None] | None = None,
         beat_times: BeatTimes | None = None,
+        page_order: Sequence[int] | None = None,
     ) -> None:
         _check(description)
+        _check_kv(description.target, has_trace=trace is not None, has_order=page_order is not None)
         if threads < 1:
             raise SpecError(f"threads must be at least 1, not {threads!r}")
         self.description = description
         self.threads = threads
         self.saturations = 0
         """Values clipped to 32 bits since the model was made."""
-        self._datapath = Datapath(description, Workers(threads))
+        self._datapath = Datapath(description, Workers(threads), page_order)
         self._datapath.record = record
         self._tracer = Tracer(description, trace, beat_times) if trace is not None else None
         self._timekeeper = Timekeeper(description)
@@ -285,7 +290,7 @@ class CycleModel:
                 f"not {slot!r}"
             )
         if slot not in self._slots:
-            self._slots[slot] = SlotState.create(self.description.spec, self.description.context)
+            self._slots[slot] = self._datapath.new_slot()
         return self._slots[slot]
 
     def _token_buffers(self, index: int) -> TokenBuffers:
@@ -313,6 +318,20 @@ class CycleModel:
                 raise SpecError(f"Adapter must be a resident one: {listed}; not {name!r}")
             self._adapters[name] = load_adapter(resident[name])
         return self._adapters[name]
+
+
+def _check_kv(target: Target, *, has_trace: bool, has_order: bool) -> None:
+    """Refuse options that do not go with the target's KV configuration."""
+    if has_trace and not target.kv.is_default:
+        raise SpecError(
+            f"Trace of SRAM writes must be of the plain KV cache, not of {target.kv.text()!r}, "
+            f"whose words no RTL writes; compile with --kv int8"
+        )
+    if has_order and target.kv.layout not in ("paged", "slotmap"):
+        raise SpecError(
+            f"Order of pages must be given with KV layout paged or slotmap, not with "
+            f"{target.kv.layout!r}"
+        )
 
 
 def _check(description: CompiledChip) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from romsim.cycle.weights import BLOCK, MatrixInput
 
 if TYPE_CHECKING:
+    from romsim.cycle.kv_store import KvStore
     from romsim_models.spec import ModelSpec
 
 __all__ = ["KvCache", "SlotState", "TokenBuffers", "head_blocks"]
@@ -51,10 +52,14 @@ class KvCache:
 
 @dataclass(slots=True, kw_only=True)
 class SlotState:
-    """State registers and KV cache of one sequence slot."""
+    """State registers and KV cache of one sequence slot.
+
+    ``layers`` hold the plain cache; ``stores`` that of any other configuration.
+    """
 
     position: int = 0
     layers: tuple[KvCache, ...] = field(default=())
+    stores: tuple[KvStore, ...] = field(default=())
 
     @classmethod
     def create(cls, spec: ModelSpec, context: int) -> SlotState:

@@ -3,6 +3,14 @@
 from romsim.reference.config import NumericsConfig
 from romsim.reference.decoder import CachedWords, IntegerDecoder
 from romsim.reference.evaluate import evaluate_nll
+from romsim.reference.kv_policy import KvPolicy
 from romsim.reference.weights import WeightChoice
 
-__all__ = ["CachedWords", "IntegerDecoder", "NumericsConfig", "WeightChoice", "evaluate_nll"]
+__all__ = [
+    "CachedWords",
+    "IntegerDecoder",
+    "KvPolicy",
+    "NumericsConfig",
+    "WeightChoice",
+    "evaluate_nll",
+]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from romsim.reference.config import NumericsConfig
@@ -18,15 +20,48 @@ from romsim.reference.primitives import (
     shr_float,
 )
 
-__all__ = ["LayerCache", "attend"]
+__all__ = [
+    "HIDDEN",
+    "QUERIES",
+    "SCORE_FRAC",
+    "CachedWords",
+    "LayerCache",
+    "attend",
+    "block_numerators",
+    "block_scores",
+    "divide",
+    "exact_products",
+    "merge_blocks",
+]
 
-_QUERIES = 64  # query tokens at a time: their scores over the context stay in the cache
+QUERIES = 64
+"""Query tokens at a time: their scores over the context stay in the processor's cache."""
+SCORE_FRAC = 16
+"""Fraction bits of scores."""
+HIDDEN = -(2.0**40)
+"""Score of a key that is not there for a query: below any score, and still exact."""
 _EXACT = 2**53
-_SCORE_FRAC = 16
-_UNIT = 2**_SCORE_FRAC
+_UNIT = 2**SCORE_FRAC
 _VANISHED = 16 * _UNIT  # from 2^-16 on a numerator of frac 15 rounds to 0
-_HIDDEN = -(2.0**40)  # added to the score of a key to come: below any score, and still exact
 _NO_KEY = -(2**20)  # exponents below this are of blocks without keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CachedWords:
+    """Words of one layer's cache, in logical order.
+
+    Parameters
+    ----------
+    k_codes, v_codes
+        int8 [n_tokens, n_kv_heads * head_dim].
+    k_shifts, v_shifts
+        int8 [n_tokens, n_kv_heads * blocks of a head].
+    """
+
+    k_codes: NDArray[np.int8]
+    k_shifts: NDArray[np.int8]
+    v_codes: NDArray[np.int8]
+    v_shifts: NDArray[np.int8]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +107,23 @@ class LayerCache:
             values=words,
             key_shifts=shifts,
             value_shifts=shifts,
+        )
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        self.length = length
+
+    def words(self, length: int) -> CachedWords:
+        """Words of the first ``length`` tokens."""
+
+        def flat(held: Tensor) -> NDArray[np.int8]:
+            return np.array(held[:length].reshape(length, -1).cpu().numpy())
+
+        return CachedWords(
+            k_codes=flat(self.keys),
+            k_shifts=flat(self.key_shifts),
+            v_codes=flat(self.values),
+            v_shifts=flat(self.value_shifts),
         )
 
     def append(self, keys: BlockCodes, values: BlockCodes) -> None:
@@ -126,26 +178,26 @@ def attend(
     # power of two, exact in float64, and `round` is the page's rounding.
     scaled_query = query.codes.to(torch.float64) * power_of_two(query.element_shifts())
     grouped = scaled_query.reshape(n_tokens, n_kv, n_heads // n_kv, head_dim)
-    keys = cache.scaled(cache.keys, cache.key_shifts, query.frac + cache.frac - _SCORE_FRAC)
+    keys = cache.scaled(cache.keys, cache.key_shifts, query.frac + cache.frac - SCORE_FRAC)
     values = cache.scaled(cache.values, cache.value_shifts, 0)
     start = cache.length - n_tokens
     out = torch.empty((n_tokens, n_heads * head_dim), dtype=torch.float64, device=keys.device)
-    for first in range(0, n_tokens, _QUERIES):
-        last = min(first + _QUERIES, n_tokens)
+    for first in range(0, n_tokens, QUERIES):
+        last = min(first + QUERIES, n_tokens)
         seen = start + last
-        scores = _scores(grouped[first:last], keys[:, :seen], query.block)
+        scores = block_scores(grouped[first:last], keys[:, :seen], query.block)
         hidden = torch.ones((last - first, seen), dtype=torch.bool, device=keys.device)
         hidden = hidden.triu(start + first + 1)  # [T, N]: keys after the query
         scores = saturation.sat32(scores, where=~hidden)
         # Keys before the first query are seen by all.
-        scores[..., start + first :].add_(hidden[:, start + first :], alpha=_HIDDEN)
+        scores[..., start + first :].add_(hidden[:, start + first :], alpha=HIDDEN)
         part = _weighted_values(scores, values[:, :seen], config.attn_block, saturation)
         # [n_kv, n_rep, T, head_dim] -> [T, n_heads * head_dim]
         out[first:last] = part.permute(2, 0, 1, 3).reshape(last - first, n_heads * head_dim)
     return out
 
 
-def _scores(query: Tensor, keys: Tensor, block: int) -> Tensor:
+def block_scores(query: Tensor, keys: Tensor, block: int) -> Tensor:
     """Sum rounded block products: float64 [n_kv, n_rep, T, N], frac 16, not yet clipped.
 
     Parameters
@@ -193,35 +245,60 @@ def _weighted_values(scores: Tensor, values: Tensor, block: int, saturation: Sat
     """
     n_kv, n_rep, n_tokens, n_keys = scores.shape
     head_dim = values.shape[-1]
+    exponent, p = block_numerators(scores, block)
+    # [n_kv, n_blocks, rows, block] @ [n_kv, n_blocks, block, head_dim]
+    weights = p.transpose(1, 2)
+    n_blocks = weights.shape[1]
+    padded_values = torch.nn.functional.pad(values, (0, 0, 0, n_blocks * block - n_keys))
+    sums = exact_products(weights, padded_values.reshape(n_kv, n_blocks, block, head_dim), block)
+    # The tree's sums stay below 2^15 N max|v|: float64 holds them if that is below 2^53.
+    if n_keys * 2.0**15 * max(float(values.abs().max()), 1.0) >= _EXACT:
+        sums = sums.to(torch.int64)
+    _, mass, total = merge_blocks(exponent[..., 0].transpose(1, 2), weights.sum(dim=-1), sums)
+    return divide(mass, total, saturation).reshape(n_kv, n_rep, n_tokens, head_dim)
+
+
+def block_numerators(scores: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Exponent and numerators of every block of keys.
+
+    Parameters
+    ----------
+    scores
+        float64 [n_kv, n_rep, T, N]: int32 values, and lower ones at keys that do not exist for a
+        query.
+    block
+        Keys of a block.
+
+    Returns
+    -------
+    tuple of Tensor
+        Exponents float64 [n_kv, rows, n_blocks, 1] and numerators [n_kv, rows, n_blocks, block],
+        ``rows = n_rep * T``.
+    """
+    n_kv, n_rep, n_tokens, n_keys = scores.shape
     n_blocks = -(-n_keys // block)
-    pad = n_blocks * block - n_keys
-    rows = n_rep * n_tokens
-    padded = torch.nn.functional.pad(scores, (0, pad), value=_HIDDEN)
-    blocked = padded.reshape(n_kv, rows, n_blocks, block)
+    padded = torch.nn.functional.pad(scores, (0, n_blocks * block - n_keys), value=HIDDEN)
+    blocked = padded.reshape(n_kv, n_rep * n_tokens, n_blocks, block)
     # floor((z + 65535) / 65536) is z / 65536 rounded up.
-    exponent = (blocked.amax(dim=-1, keepdim=True) * 2.0**-_SCORE_FRAC).ceil_()
+    exponent = (blocked.amax(dim=-1, keepdim=True) * 2.0**-SCORE_FRAC).ceil_()
     distance = (exponent * _UNIT - blocked).clamp_(max=_VANISHED)
     table = _numerators(scores.device)
     p = table.index_select(0, distance.reshape(-1).to(torch.int32)).reshape(distance.shape)
     no_key = exponent < _NO_KEY
     if bool(no_key.any()):
         p.masked_fill_(no_key, 0.0)
-    # [n_kv, n_blocks, rows, block] @ [n_kv, n_blocks, block, head_dim]
-    weights = p.transpose(1, 2)
-    padded_values = torch.nn.functional.pad(values, (0, 0, 0, pad))
-    sums = _exact_products(weights, padded_values.reshape(n_kv, n_blocks, block, head_dim), block)
-    # The tree's sums stay below 2^15 N max|v|: float64 holds them if that is below 2^53.
-    if n_keys * 2.0**15 * max(float(values.abs().max()), 1.0) >= _EXACT:
-        sums = sums.to(torch.int64)
-    mass, total = _merge(exponent[..., 0].transpose(1, 2), weights.sum(dim=-1), sums)
+    return exponent, p
+
+
+def divide(mass: Tensor, total: Tensor, saturation: Saturation) -> Tensor:
+    """Divide value sums [..., head_dim] by the mass [...]: float64, int32 values."""
     # Every token sees itself, so that its mass is at least 2^14.
-    y, places = recip(mass.to(torch.int64))  # [n_kv, rows]
+    y, places = recip(mass.to(torch.int64))
     shortened = rne(total.to(torch.int64), places[..., None])
-    attended = saturation.sat32(rne(shortened * y[..., None], 30))
-    return attended.reshape(n_kv, n_rep, n_tokens, head_dim).to(torch.float64)
+    return saturation.sat32(rne(shortened * y[..., None], 30)).to(torch.float64)
 
 
-def _exact_products(weights: Tensor, blocks: Tensor, block: int) -> Tensor:
+def exact_products(weights: Tensor, blocks: Tensor, block: int) -> Tensor:
     """Sum products of a block exactly, in float64 or, where 2^53 could be passed, in int64."""
     if block * 2.0**15 * max(float(blocks.abs().max()), 1.0) < _EXACT:
         return weights @ blocks
@@ -231,7 +308,7 @@ def _exact_products(weights: Tensor, blocks: Tensor, block: int) -> Tensor:
     return ((weights @ high).to(torch.int64) << 16) + (weights @ low).to(torch.int64)
 
 
-def _merge(exponent: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+def merge_blocks(exponent: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Join neighbouring blocks level by level; a node without a right neighbour passes up.
 
     A block in which a query sees no key has no mass: joined as a right neighbour it changes
@@ -243,6 +320,11 @@ def _merge(exponent: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tenso
         float64 [n_kv, n_blocks, rows].
     total
         float64 or int64 [n_kv, n_blocks, rows, head_dim].
+
+    Returns
+    -------
+    tuple of Tensor
+        The three without the blocks' dimension.
     """
     shift_right = shr_float if total.dtype == torch.float64 else rne
     while (n_blocks := exponent.shape[1]) > 1:
@@ -259,4 +341,4 @@ def _merge(exponent: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tenso
             new_mass = torch.cat((new_mass, mass[:, -1:]), dim=1)
             new_total = torch.cat((new_total, total[:, -1:]), dim=1)
         exponent, mass, total = joined, new_mass, new_total
-    return mass[:, 0], total[:, 0]
+    return exponent[:, 0], mass[:, 0], total[:, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from romsim.reference import tables
-from romsim.reference.attention import LayerCache
+from romsim.reference.attention import CachedWords, LayerCache
 from romsim.reference.config import MAX_CONTEXT, NumericsConfig
 from romsim.reference.functions import sin_cos
+from romsim.reference.kv_history import KvHistory
+from romsim.reference.kv_policy import KvPolicy
 from romsim.reference.layer import Layer, Record, Run
 from romsim.reference.lora import LowRank
 from romsim.reference.matvec import Linear, Resident, derive_grid
@@ -42,24 +44,6 @@ _FUSED = {
 _ALONE = {"qkv": ("q", "k", "v"), "o": ("o",), "gu": ("gate", "up"), "down": ("down",)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CachedWords:
-    """Words of one layer's cache, in logical order.
-
-    Parameters
-    ----------
-    k_codes, v_codes
-        int8 [n_tokens, n_kv_heads * head_dim].
-    k_shifts, v_shifts
-        int8 [n_tokens, n_kv_heads * blocks of a head].
-    """
-
-    k_codes: NDArray[np.int8]
-    k_shifts: NDArray[np.int8]
-    v_codes: NDArray[np.int8]
-    v_shifts: NDArray[np.int8]
-
-
 class IntegerDecoder:
     """Decoder in the integers of the numerics page, reading codes from the model file itself.
 
@@ -83,6 +67,8 @@ class IntegerDecoder:
     resident
         How weights are held: ``"float64"`` (8 bytes each) or ``"int32"`` (4, slower for single
         tokens).
+    kv
+        Codec and retention of the KV cache; the plain one if ``None``.
 
     Raises
     ------
@@ -102,7 +88,9 @@ class IntegerDecoder:
         loras: Mapping[str, LoraAdapter] | None = None,
         device: torch.device | str = "cpu",
         resident: Resident = "float64",
+        kv: KvPolicy | None = None,
     ) -> None:
+        self.kv_policy = KvPolicy() if kv is None else kv
         self.spec = checkpoint.spec
         self.config = NumericsConfig() if config is None else config
         self.device = torch.device(device)
@@ -143,7 +131,7 @@ class IntegerDecoder:
             }
             for name, adapter in (loras or {}).items()
         }
-        self._caches: list[LayerCache] = []
+        self._caches: list[LayerCache | KvHistory] = []
         self._position = 0
         self.reset()
 
@@ -161,30 +149,35 @@ class IntegerDecoder:
         """Forget all tokens and clips."""
         self._position = 0
         self._saturation.count = 0
-        self._caches = [
-            LayerCache.empty(
-                n_heads=self.spec.n_kv_heads,
-                head_dim=self.spec.head_dim,
-                block=min(self.config.act_block, self.spec.head_dim),
-                frac=self.config.linear_frac,
-                device=self.device,
-            )
-            for _ in range(self.spec.n_layers)
-        ]
+        self._caches = [self._empty_cache() for _ in range(self.spec.n_layers)]
+
+    def _empty_cache(self) -> LayerCache | KvHistory:
+        shape: dict[str, Any] = {
+            "n_heads": self.spec.n_kv_heads,
+            "head_dim": self.spec.head_dim,
+            "block": min(self.config.act_block, self.spec.head_dim),
+            "frac": self.config.linear_frac,
+            "device": self.device,
+        }
+        if self.kv_policy.is_plain:
+            return LayerCache.empty(**shape)
+        return KvHistory(self.kv_policy, **shape)
 
     def kv(self, layer: int) -> CachedWords:
-        """Words of one layer's cache, as the SRAM holds them."""
+        """Words of one layer's plain cache, as the SRAM holds them.
+
+        Raises
+        ------
+        SpecError
+            If the cache is another one, whose words ``record`` gives.
+        """
         cache = self._caches[layer]
-
-        def words(held: Tensor) -> NDArray[np.int8]:
-            return np.array(held[: self._position].reshape(self._position, -1).cpu().numpy())
-
-        return CachedWords(
-            k_codes=words(cache.keys),
-            k_shifts=words(cache.key_shifts),
-            v_codes=words(cache.values),
-            v_shifts=words(cache.value_shifts),
-        )
+        if not isinstance(cache, LayerCache):
+            raise SpecError(
+                f"KV cache must be the plain one to be read as codes and shifts, not "
+                f"{self.kv_policy!r}; use record"
+            )
+        return cache.words(self._position)
 
     @torch.inference_mode()
     def forward(
@@ -226,7 +219,7 @@ class IntegerDecoder:
             raise SpecError(f"adapter must be one of the decoder's ({known}), not {adapter!r}")
         low_ranks = {} if adapter is None else self._adapters[adapter]
         for cache in self._caches:
-            cache.length = self._position  # an interrupted call leaves no half-appended token
+            cache.rewind(self._position)  # an interrupted call leaves no half-appended token
         logits = []
         for first in range(0, len(ids), _TOKENS):
             part = ids[first : first + _TOKENS]
@@ -249,6 +242,11 @@ class IntegerDecoder:
         start = self._position
         positions = torch.arange(start, start + len(ids), device=self.device)
         sine, cosine = sin_cos(positions, self._increments)
+        sinks = None
+        if self.kv_policy.retention == "stream" and self.kv_policy.sinks:
+            inside = positions.clamp(max=self.kv_policy.sinks + self.kv_policy.window - 1)
+            a, b = sin_cos(inside, self._increments)
+            sinks = a.to(torch.float64), b.to(torch.float64)
         run = Run(
             spec=self.spec,
             config=self.config,
@@ -258,6 +256,7 @@ class IntegerDecoder:
             adapter=adapter,
             record=record,
             saturation=self._saturation,
+            sink_angles=sinks,
         )
         x = self._embed(ids)
         run.note("embed", x)
@@ -310,7 +309,7 @@ class IntegerDecoder:
                 f"not {int(ids[outside][0])!r}"
             )
         total = self._position + len(ids)
-        if total > MAX_CONTEXT:
+        if total > MAX_CONTEXT and self.kv_policy.has_end:
             raise CapacityError(
                 f"context must be at most {MAX_CONTEXT} tokens, the bound of the exact sums, "
                 f"not {total!r}; reset the decoder or shorten the prompt"

@@ -14,6 +14,8 @@ from romsim.reference import tables
 from romsim.reference.attention import LayerCache, attend
 from romsim.reference.config import NumericsConfig
 from romsim.reference.functions import sigmoid
+from romsim.reference.kv_attention import attend_history
+from romsim.reference.kv_history import KvHistory, NotePart
 from romsim.reference.lora import LowRank
 from romsim.reference.matvec import Linear
 from romsim.reference.norm import Norm
@@ -28,7 +30,7 @@ from romsim_models.spec import ModelSpec
 
 __all__ = ["Layer", "Record", "Run"]
 
-Record = Callable[[str, int, NDArray[np.int32] | NDArray[np.int8]], None]
+Record = Callable[[str, int, NDArray[np.int64] | NDArray[np.int32] | NDArray[np.int8]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +51,8 @@ class Run:
         Called with name, first position and array of each operator's output, or ``None``.
     saturation
         Counts the clips.
+    sink_angles
+        Sine and cosine of the query that a window's sinks are read by, or ``None``.
     """
 
     spec: ModelSpec
@@ -59,12 +63,23 @@ class Run:
     adapter: Mapping[str, LowRank]
     record: Record | None
     saturation: Saturation
+    sink_angles: tuple[Tensor, Tensor] | None = None
 
     def note(self, name: str, values: Tensor, *, position: int | None = None) -> None:
         """Record int32 values [T, n]."""
         if self.record is not None:
             flat = values.reshape(values.shape[0], -1).to(torch.int32)
             self.record(name, self.position if position is None else position, flat.cpu().numpy())
+
+    def note_kv(self, layer: str) -> NotePart:
+        """Return a function that records values of a layer's KV cache, [T, …] of any width."""
+
+        def note(name: str, position: int, values: Tensor) -> None:
+            if self.record is not None:
+                flat = values.reshape(values.shape[0], -1).to(torch.int64)
+                self.record(f"{layer}.{name}", position, flat.cpu().numpy())
+
+        return note
 
     def note_codes(self, name: str, coded: BlockCodes, *, position: int | None = None) -> None:
         """Record codes [T, n] and shifts [T, blocks] under ``name.codes`` and ``name.shifts``."""
@@ -96,7 +111,7 @@ class Layer:
         self._norms = norms
         self._linears = linears
 
-    def __call__(self, x: Tensor, cache: LayerCache, run: Run) -> Tensor:
+    def __call__(self, x: Tensor, cache: LayerCache | KvHistory, run: Run) -> Tensor:
         """Pass a batch through the layer.
 
         Parameters
@@ -119,7 +134,7 @@ class Layer:
         run.note(f"L{self.index}.x_ffn", x)
         return x
 
-    def _attention(self, x: Tensor, cache: LayerCache, run: Run) -> Tensor:
+    def _attention(self, x: Tensor, cache: LayerCache | KvHistory, run: Run) -> Tensor:
         name = f"L{self.index}"
         spec, config = run.spec, run.config
         normed = self._norms["attn_norm"](x, run.saturation)
@@ -137,14 +152,37 @@ class Layer:
             return quantise(heads, block=block, frac=config.linear_frac)
 
         scale = tables.query_scale(spec.head_dim)
-        query = code(run.saturation.sat32(shr_float(_rotate(q, run) * scale, 20)))
-        keys = code(_rotate(k, run))
-        values = code(v)
+
+        def code_query(angles: tuple[Tensor, Tensor]) -> BlockCodes:
+            turned = _rotate(q, angles, run)
+            return code(run.saturation.sat32(shr_float(turned * scale, 20)))
+
+        angles = run.sine, run.cosine
+        query = code_query(angles)
         run.note_codes(f"{name}.q", query)
-        run.note_codes(f"{name}.k", keys)
-        run.note_codes(f"{name}.v", values)
-        cache.append(keys, values)
-        attended = attend(query, cache, config=config, saturation=run.saturation)
+        turned_k = _rotate(k, angles, run)
+        if isinstance(cache, LayerCache):
+            keys, values = code(turned_k), code(v)
+            run.note_codes(f"{name}.k", keys)
+            run.note_codes(f"{name}.v", values)
+            cache.append(keys, values)
+            attended = attend(query, cache, config=config, saturation=run.saturation)
+        else:
+            sink_query = None
+            if run.sink_angles is not None:
+                sink_query = code_query(run.sink_angles)
+                run.note_codes(f"{name}.q.sink", sink_query)
+            note = run.note_kv(name)
+            heads = (-1, spec.n_kv_heads, spec.head_dim)
+            cache.append(turned_k.reshape(heads), v.reshape(heads), note)
+            attended = attend_history(
+                query,
+                sink_query,
+                cache,
+                attn_block=config.attn_block,
+                saturation=run.saturation,
+                note=note,
+            )
         run.note(f"{name}.attn", attended)
         coded = self._coded(attended, "attn_sub_norm", run)
         run.note_codes(f"{name}.attn", coded)
@@ -186,11 +224,11 @@ class Layer:
         return quantise(values, block=run.config.act_block, frac=run.config.linear_frac)
 
 
-def _rotate(values: Tensor, run: Run) -> Tensor:
+def _rotate(values: Tensor, angles: tuple[Tensor, Tensor], run: Run) -> Tensor:
     """Turn neighbouring pairs of each head by the token's angles; float64 [T, n]."""
     pairs = values.reshape(values.shape[0], -1, run.spec.head_dim // 2, 2)
     a, b = pairs[..., 0], pairs[..., 1]
-    sine, cosine = run.sine[:, None, :], run.cosine[:, None, :]
+    sine, cosine = (angle[:, None, :] for angle in angles)
     turned = torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1)  # below 2^52
     return run.saturation.sat32(shr_float(turned.reshape(values.shape), 20))
 

@@ -219,6 +219,12 @@ def _check(description: Description) -> None:
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
         )
+    if not target.kv.is_default:
+        raise SpecError(
+            f"KV cache of an RTL target must be the plain one, codec int8, retention all, layout "
+            f"contiguous, not {target.kv.text()!r}, for which there is no hardware yet; compile "
+            f"with --kv int8"
+        )
     depths = {"token": TOKEN_CYCLES, "lora": LORA_CYCLES, "lora_off": LORA_OFF_CYCLES}
     for name, cycles in depths.items():
         if getattr(target.latency, name) != cycles:

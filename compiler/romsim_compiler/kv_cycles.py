@@ -1,0 +1,96 @@
+"""Cycles that a KV configuration adds to the plain cache's attention (docs/kv.md, section 7)."""
+
+from __future__ import annotations
+
+from romsim_compiler.kv import KvConfig
+from romsim_compiler.target import Target
+from romsim_models.spec import ModelSpec
+
+__all__ = ["block_extra", "rope_extra", "step_extra"]
+
+_ENCODE = 8  # pipeline fill of a quantiser: minimum and maximum, reciprocal, codes
+_UPDATE = 6  # pipeline fill of the pass that adds attention mass, and of the argmin tree
+
+_Cycles = tuple[int, int]  # of the KV port, of latency
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _plain_words(kv: KvConfig, first: int, last: int, n_tokens: int) -> tuple[int, int]:
+    """Return the 16-bit keys and values in slots ``first`` to ``last - 1``.
+
+    They are those that the newest of ``n_tokens`` sees.
+    """
+    if kv.codec == "fp16":
+        return last - first, last - first
+    if kv.codec != "kivi":
+        return 0, 0
+    before = n_tokens - 1
+    keys = kv.plain_sinks + max(0, before - kv.plain_sinks) // kv.residual * kv.residual
+    values = max(kv.plain_sinks, before - kv.residual)
+    sinks = max(0, min(last, kv.plain_sinks) - first)
+    counts = [sinks + max(0, last - max(first, kv.plain_sinks, upto)) for upto in (keys, values)]
+    return counts[0], counts[1]
+
+
+def block_extra(
+    index: int, last: int, n_tokens: int, *, spec: ModelSpec, target: Target
+) -> _Cycles:
+    """Return what one attention block takes beyond the plain cache's.
+
+    Parameters
+    ----------
+    index
+        Of the block, which holds slots ``index * attn_block`` to ``last - 1``.
+    n_tokens
+        Tokens of the sequence, the one that attends included.
+    """
+    kv, att, tiles = target.kv, target.attention, target.array.n_tiles
+    if kv.is_default:
+        return 0, 0
+    first = index * att.attn_block
+    words = _ceil(spec.head_dim, att.word_elems)
+    passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
+    plain = _plain_words(kv, first, last, n_tokens)
+    port = passes * words * sum(_ceil(n, tiles) for n in plain)
+    table = 0
+    if kv.layout == "paged":
+        table = _ceil(last, kv.block) - first // kv.block
+    elif kv.layout == "slotmap":
+        table = spec.n_kv_heads
+    return port, table
+
+
+def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
+    """Return what follows attention when the newest of ``n_tokens`` has attended.
+
+    Re-encoding of KIVI's windows; attention mass and eviction of H2O.
+    """
+    kv, att, tiles = target.kv, target.attention, target.array.n_tiles
+    hop = target.network.broadcast_cycles + target.network.collect_cycles
+    words = _ceil(spec.head_dim, att.word_elems)
+    if kv.codec == "kivi":
+        n = n_tokens - kv.plain_sinks
+        port = latency = 0
+        if n > 0 and n % kv.residual == 0:  # read for minimum and maximum, then again for codes
+            port += spec.n_kv_heads * 2 * _ceil(kv.residual, tiles) * 2 * words
+            latency += hop + _ENCODE
+        if n > kv.residual:
+            port += spec.n_kv_heads * 2 * words
+            latency += _ENCODE
+        return port, latency
+    if kv.retention == "h2o":
+        passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
+        local = _ceil(kv.held(n_tokens), tiles)
+        argmin = spec.n_kv_heads * local if n_tokens > (kv.budget or 0) else 0
+        return passes * local + argmin, spec.n_heads + hop + _UPDATE
+    return 0, 0
+
+
+def rope_extra(spec: ModelSpec, target: Target) -> int:
+    """Return the beats of the second rotation of the query, for a window's sinks."""
+    if target.kv.retention != "stream" or not target.kv.sinks:
+        return 0
+    return _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)

@@ -1,0 +1,215 @@
+"""Keys and values of one layer under any KV configuration: codecs and slots (docs/kv.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from romsim.cycle.kernels_attention import quantise_heads
+from romsim.cycle.kernels_kv_attention import least_mass
+from romsim.cycle.kernels_kv_codec import (
+    decode_blocks,
+    encode_channels,
+    encode_rows,
+    encode_words,
+)
+from romsim.cycle.state import head_blocks
+from romsim.cycle.weights import BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from romsim.cycle.kv_rows import RowMap
+    from romsim_compiler.kv import KvConfig
+    from romsim_models.spec import ModelSpec
+
+__all__ = ["KvStore", "Note"]
+
+Note = Callable[[str, "NDArray[Any]"], None]
+"""Called with the name of a compared value inside the layer (``k.words``) and the values."""
+
+_SIDES = ("k", "v")
+
+
+class KvStore:
+    """One layer's cache of one sequence.
+
+    Parameters
+    ----------
+    spec, kv
+        Model and configuration.
+    row_map
+        Where the sequence's slots lie.
+    rcp_table
+        The numerics page's RCP.
+
+    Attributes
+    ----------
+    seen
+        Keys and values as attention sees them: float64 [n_kv_heads, capacity, width] each, exact
+        integers of frac 16, by row.
+    largest
+        Bound of the values' magnitude.
+    mass, positions
+        Of H2O: attention mass and position of each slot, int64 [n_kv_heads, slots].
+    """
+
+    def __init__(
+        self, spec: ModelSpec, kv: KvConfig, *, row_map: RowMap, rcp_table: NDArray[np.int64]
+    ) -> None:
+        self._spec, self._kv = spec, kv
+        self._row_map, self._rcp_table = row_map, rcp_table
+        self._width = head_blocks(spec.head_dim) * BLOCK
+        shape = (spec.n_kv_heads, 0, self._width)
+        self.seen = [np.zeros(shape), np.zeros(shape)]
+        n_slots = len(row_map.rows) if kv.retention == "h2o" else 0
+        self.mass = np.zeros((spec.n_kv_heads, n_slots), np.int64)
+        self.positions = np.zeros((spec.n_kv_heads, n_slots), np.int64)
+        self._free = np.full(spec.n_kv_heads, -1, np.int64)
+        self._bits: dict[tuple[int, int], int] = {}
+        self.largest = 0.0
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Row of each slot, int64 [n_slots]."""
+        return self._row_map.rows
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the arrays have."""
+        return int(self.seen[0].shape[1])
+
+    @property
+    def held_bits(self) -> int:
+        """Bits of the words that are held, all KV heads together: counted as they are written."""
+        return sum(self._bits.values())
+
+    def write(self, position: int, k: NDArray[np.int32], v: NDArray[np.int32], note: Note) -> None:
+        """Encode the key and value of a token, int32 [n_kv_heads * head_dim] each."""
+        if position == 0:
+            self.mass[:] = 0
+            self.positions[:] = 0
+            self._free[:] = -1
+            self._bits.clear()
+            self.largest = 0.0
+        slots = self._slots(position)
+        self._grow(int(self._row_map.rows[slots].max()) + 1)
+        for side, values in enumerate((k, v)):
+            encoded, bits = self._encode(side, values, note)
+            for head, slot in enumerate(slots):
+                self.seen[side][head, self._row_map.rows[slot]] = encoded[head]
+            place = int(slots[0]) if self._kv.retention == "stream" else position
+            self._bits[side, place] = bits
+        self.largest = max(self.largest, float(np.abs(encoded).max()))
+        if self._kv.retention == "h2o":
+            heads = np.arange(len(slots))
+            self.mass[heads, slots] = 0
+            self.positions[heads, slots] = position
+
+    def _slots(self, position: int) -> NDArray[np.int64]:
+        """Return the slot of a new token in each KV head."""
+        kv, n_heads = self._kv, self._spec.n_kv_heads
+        if kv.retention == "h2o" and position > kv.heavy + kv.window:
+            return self._free
+        slot = position
+        if kv.retention == "stream" and position >= kv.sinks:
+            slot = kv.sinks + (position - kv.sinks) % kv.window
+        self._row_map.reach(slot)
+        return np.full(n_heads, slot, np.int64)
+
+    def _grow(self, n_rows: int) -> None:
+        before = self.capacity
+        if n_rows > before:
+            for side in (0, 1):
+                n_heads, _, width = self.seen[side].shape
+                grown = np.zeros((n_heads, max(n_rows, 2 * before), width))
+                grown[:, :before] = self.seen[side]
+                self.seen[side] = grown
+
+    def _encode(
+        self, side: int, values: NDArray[np.int32], note: Note
+    ) -> tuple[NDArray[np.float64], int]:
+        """Return what attention sees, float64 [n_kv_heads, width], and the bits of the words."""
+        spec, kv, name = self._spec, self._kv, _SIDES[side]
+        seen = np.zeros((spec.n_kv_heads, self._width))
+        if kv.codec == "int8":
+            codes = np.zeros((spec.n_kv_heads, self._width), np.int16)
+            shifts = np.zeros((spec.n_kv_heads, self._width // BLOCK), np.int64)
+            quantise_heads(values, spec.head_dim, codes, shifts)
+            decode_blocks(codes, shifts, seen)
+            heads = codes[:, : spec.head_dim]
+            note(f"{name}.codes", heads.astype(np.int8))
+            note(f"{name}.shifts", shifts.astype(np.int8))
+            return seen, 8 * (heads.size + shifts.size)
+        flat = np.zeros(len(values))
+        if kv.codec in ("fp16", "kivi"):
+            words = np.zeros(len(values), np.uint16)
+            encode_words(values, words, flat)
+            note(f"{name}.words", words)
+            bits = 16 * words.size
+        else:
+            bits = self._affine(values, kv.code_bits()[side], f"{name}.", flat, note)
+        seen[:, : spec.head_dim] = flat.reshape(spec.n_kv_heads, spec.head_dim)
+        return seen, bits
+
+    def _affine(
+        self, values: NDArray[Any], bits: int, name: str, flat: NDArray[np.float64], note: Note
+    ) -> int:
+        """Encode groups of channels into ``flat``; return the bits of the words."""
+        n_groups = len(values) // self._kv.group
+        codes = np.zeros(len(values), np.uint8)
+        scales, zeros = np.zeros(n_groups, np.uint16), np.zeros(n_groups, np.uint16)
+        encode_rows(values, self._kv.group, bits, self._rcp_table, codes, scales, zeros, flat)
+        for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
+            note(f"{name}{kind}", words)
+        return bits * codes.size + 16 * (scales.size + zeros.size)
+
+    def after_attention(self, position: int, note: Note) -> None:
+        """Encode what has left KIVI's windows."""
+        kv, spec = self._kv, self._spec
+        if kv.codec != "kivi":
+            return
+        n = position + 1 - kv.plain_sinks
+        if n > 0 and n % kv.residual == 0:
+            self._encode_keys(position, note)
+        if n > kv.residual:
+            token = position - kv.residual
+            row = self._row_map.rows[token]
+            values = self.seen[1][:, row, : spec.head_dim].astype(np.int64).reshape(-1)
+            flat = np.zeros(len(values))
+            bits = self._affine(values, kv.value_bits, "v.late.", flat, note)
+            self.seen[1][:, row, : spec.head_dim] = flat.reshape(-1, spec.head_dim)
+            self.largest = max(self.largest, float(np.abs(flat).max()))
+            self._bits[1, token] = bits
+
+    def _encode_keys(self, position: int, note: Note) -> None:
+        kv, spec = self._kv, self._spec
+        tokens = range(position + 1 - kv.residual, position + 1)
+        shape = (spec.n_kv_heads, kv.residual // kv.group, spec.head_dim)
+        codes = np.zeros((spec.n_kv_heads, kv.residual, spec.head_dim), np.uint8)
+        scales, zeros = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
+        rows = self._row_map.rows[tokens.start : tokens.stop]
+        encode_channels(
+            self.seen[0], rows, kv.group, kv.key_bits, self._rcp_table, codes, scales, zeros
+        )
+        for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
+            note(f"k.group.{kind}", words)
+        bits = kv.key_bits * codes.size + 16 * (scales.size + zeros.size)
+        for token in tokens:
+            self._bits[0, token] = 0
+        self._bits[0, tokens[0]] = bits
+
+    def evict(self, position: int, note: Note) -> None:
+        """Drop H2O's token of least mass in each KV head, where there is one too many."""
+        kv = self._kv
+        evicted = np.full(self._spec.n_kv_heads, -1, np.int64)
+        budget = kv.heavy + kv.window
+        if position + 1 > budget:
+            least_mass(self.mass, self.positions, budget + 1, position + 1 - kv.window, evicted)
+            self._free[:] = evicted
+            self._bits.pop((0, position - budget), None)
+            self._bits.pop((1, position - budget), None)
+        note("mass", self.mass[:, : min(position + 1, budget + 1)])
+        note("evicted", evicted)

@@ -1,0 +1,158 @@
+"""Attention under any KV configuration: queries, slots, what follows (docs/kv.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from romsim.cycle.kernels_attention import quantise_heads
+from romsim.cycle.kernels_kv_attention import add_mass, kv_attention
+from romsim.cycle.kernels_vector import rotate, scale_query, sine_cosine
+from romsim.cycle.kv_rows import PagePool, RowMap
+from romsim.cycle.kv_store import KvStore, Note
+from romsim.cycle.state import TokenBuffers, head_blocks
+from romsim.cycle.weights import BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.workers import Workers
+
+__all__ = ["KvUnit"]
+
+
+class KvUnit:
+    """Executes ``rope``'s KV part and ``attn`` for a cache that is not the plain one.
+
+    Parameters
+    ----------
+    description
+        The compiled chip.
+    tables
+        The numerics page's tables.
+    workers
+        Threads that share attention.
+    page_order
+        In which free pages are handed out, for layouts with a table; ascending if ``None``.
+    """
+
+    def __init__(
+        self,
+        description: CompiledChip,
+        tables: Mapping[str, NDArray[np.int64]],
+        workers: Workers,
+        page_order: Sequence[int] | None = None,
+    ) -> None:
+        self.kv = description.target.kv
+        self._spec = description.spec
+        self._numerics = description.numerics
+        self._tables, self._workers = tables, workers
+        self._increments = description.phase_increments.astype(np.int64)
+        self._query_scale = description.query_scale
+        self._tiles = description.target.array.n_tiles
+        self._page_order = page_order
+        self.n_slots = self.kv.held(description.context)
+        width = head_blocks(self._spec.head_dim) * BLOCK
+        n_heads = self._spec.n_heads
+        self._queries = np.zeros((2, n_heads, width))
+        self._q_shifts = np.zeros((2, n_heads, width // BLOCK), np.int64)
+        self._sink_codes = np.zeros((n_heads, width), np.int16)
+        self._sink_shifts = np.zeros((n_heads, width // BLOCK), np.int64)
+        self._numerators = np.zeros((n_heads, 0), np.int64)
+        self._tops = np.zeros((n_heads, 0), np.int64)
+        self._totals = np.zeros(n_heads * width)
+
+    def new_stores(self) -> tuple[KvStore, ...]:
+        """Return the empty caches of a sequence, one a layer, in rows of their own pool."""
+        kv, block = self.kv, self.kv.block
+        if kv.layout == "slotmap":
+            block = 1
+        pool = None
+        if block:
+            colours = max(1, self._tiles // block)
+            n_pages = -(-self.n_slots // block)
+            pool = PagePool(n_pages, n_colours=colours, order=self._page_order)
+        row_map = RowMap(self.n_slots, block=block, pool=pool)
+        return tuple(
+            KvStore(self._spec, kv, row_map=row_map, rcp_table=self._tables["RCP"])
+            for _ in range(self._spec.n_layers)
+        )
+
+    @property
+    def has_sink_query(self) -> bool:
+        """Whether the sinks are read by a query of their own."""
+        return self.kv.retention == "stream" and self.kv.sinks > 0
+
+    def code_sink_query(self, q: NDArray[np.int32], position: int, note: Note) -> int:
+        """Rotate, scale and quantise the query for the sinks, in place; return the saturations."""
+        spec, kv = self._spec, self.kv
+        sines = np.zeros(spec.head_dim // 2, np.int64)
+        cosines = np.zeros(spec.head_dim // 2, np.int64)
+        inside = min(position, kv.sinks + kv.window - 1)
+        sine_cosine(self._increments, inside, self._tables["SIN"], sines, cosines)
+        clipped = int(rotate(q, sines, cosines)) + int(scale_query(q, self._query_scale))
+        quantise_heads(q, spec.head_dim, self._sink_codes, self._sink_shifts)
+        note("q.sink.codes", self._sink_codes[:, : spec.head_dim].astype(np.int8))
+        note("q.sink.shifts", self._sink_shifts.astype(np.int8))
+        return clipped
+
+    def attend(self, store: KvStore, position: int, buffers: TokenBuffers, note: Note) -> int:
+        """Attend, then encode and drop what the configuration says; return the saturations."""
+        spec, kv = self._spec, self.kv
+        n_slots, attn_block = kv.held(position + 1), self._numerics.attn_block
+        self._make_room(n_slots)
+        self._queries[0] = buffers.q_codes
+        self._q_shifts[0] = buffers.q_shifts
+        if self.has_sink_query:
+            self._queries[1] = self._sink_codes
+            self._q_shifts[1] = self._sink_shifts
+        rows = store.rows
+        is_small = store.largest * 2.0**15 * min(attn_block, n_slots) < 2.0**53
+        arguments: tuple[Any, ...] = (
+            self._queries.reshape(-1),
+            self._q_shifts.reshape(-1),
+            kv.sinks if self.has_sink_query else 0,
+            store.seen[0].reshape(-1),
+            store.seen[1].reshape(-1),
+            rows,
+            store.capacity,
+            n_slots,
+            attn_block,
+            spec.n_groups,
+            2 * self._numerics.linear_frac - 16,
+            is_small,
+            self._tables["EXP"],
+            self._numerators,
+            self._tops,
+            self._totals,
+            buffers.maxima.reshape(-1),
+            buffers.weights.reshape(-1),
+            buffers.sums.reshape(-1),
+        )
+        clipped = self._workers.run(kv_attention, arguments, n_pieces=spec.n_heads)
+        store.after_attention(position, note)
+        if kv.retention == "h2o":
+            add_mass(
+                self._numerators,
+                self._tops,
+                buffers.maxima[:, 0].copy(),
+                buffers.weights[:, 0].copy(),
+                n_slots,
+                attn_block,
+                spec.n_groups,
+                self._tables["RCP"],
+                store.mass,
+            )
+            store.evict(position, note)
+        return clipped
+
+    def _make_room(self, n_slots: int) -> None:
+        n_heads, room = self._numerators.shape
+        if n_slots > room:
+            room = max(n_slots, 2 * room)
+            self._numerators = np.zeros((n_heads, room), np.int64)
+            n_blocks = -(-room // self._numerics.attn_block)
+            self._tops = np.zeros((n_heads, n_blocks), np.int64)

@@ -1,0 +1,45 @@
+"""Which KV cache the integer reference has: `KvPolicy` (docs/kv.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["KvPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPolicy:
+    """Codec and retention; where slots lie changes no value and is not known here.
+
+    Parameters
+    ----------
+    codec
+        ``fp16``, ``int8``, ``int4``, ``int2`` or ``kivi``.
+    key_bits, value_bits, group, residual, plain_sinks
+        Of KIVI; ``group`` also of int4 and int2.
+    retention
+        ``all``, ``stream`` or ``h2o``.
+    sinks, window, heavy
+        Of the retention.
+    """
+
+    codec: str = "int8"
+    key_bits: int = 0
+    value_bits: int = 0
+    group: int = 0
+    residual: int = 0
+    plain_sinks: int = 0
+    retention: str = "all"
+    sinks: int = 0
+    window: int = 0
+    heavy: int = 0
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a sequence's length is bounded by the exact sums: not where slots are reused."""
+        return self.retention == "all"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is MXINT8, every token kept."""
+        return self == KvPolicy()
