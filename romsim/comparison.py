@@ -10,11 +10,12 @@ from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError
 
 if TYPE_CHECKING:
-    from romsim.reference import IntegerDecoder
+    from romsim.reference import IntegerDecoder, KvPolicy
+    from romsim_compiler.kv import KvConfig
     from romsim_models.checkpoint import Checkpoint
     from romsim_models.lora import LoraAdapter
 
-__all__ = ["Divergence", "ValueReport", "compare_values", "make_reference"]
+__all__ = ["Divergence", "ValueReport", "compare_values", "make_reference", "reference_kv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,13 @@ class ValueReport:
 _PLACES = ("layout", "block")  # where words lie: nothing that the reference knows of
 
 
+def reference_kv(kv: KvConfig) -> KvPolicy:
+    """Return what the reference has to know of a KV configuration."""
+    from romsim.reference import KvPolicy
+
+    return KvPolicy(**{k: v for k, v in kv.to_json().items() if k not in _PLACES})
+
+
 def make_reference(
     description: Description,
     checkpoint: Checkpoint,
@@ -86,7 +94,7 @@ def make_reference(
 
     It takes from the description only choices (formats, grids, block sizes), never a weight.
     """
-    from romsim.reference import IntegerDecoder, KvPolicy, NumericsConfig, WeightChoice
+    from romsim.reference import IntegerDecoder, NumericsConfig, WeightChoice
     from romsim_compiler.formats import parse_format
 
     numerics = description.numerics
@@ -108,9 +116,7 @@ def make_reference(
         grids={n: g.grid for n, g in description.groups.items() if n != "embd"},
         loras=loras,
         device=device,
-        kv=KvPolicy(
-            **{k: v for k, v in description.target.kv.to_json().items() if k not in _PLACES}
-        ),
+        kv=reference_kv(description.target.kv),
     )
 
 

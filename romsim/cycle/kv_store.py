@@ -52,21 +52,23 @@ class KvStore:
         integers of frac 16, by row.
     largest
         Bound of the values' magnitude.
-    mass, positions
-        Of H2O: attention mass and position of each slot, int64 [n_kv_heads, slots].
+    positions
+        Of the token in each slot where slots are reused, int64 [n_kv_heads, slots]; -1: none.
+    mass
+        Of H2O: attention mass of each slot, int64 [n_kv_heads, slots].
     """
 
     def __init__(
         self, spec: ModelSpec, kv: KvConfig, *, row_map: RowMap, rcp_table: NDArray[np.int64]
     ) -> None:
-        self._spec, self._kv = spec, kv
+        self._spec, self.kv = spec, kv
         self._row_map, self._rcp_table = row_map, rcp_table
         self._width = head_blocks(spec.head_dim) * BLOCK
         shape = (spec.n_kv_heads, 0, self._width)
         self.seen = [np.zeros(shape), np.zeros(shape)]
-        n_slots = len(row_map.rows) if kv.retention == "h2o" else 0
+        n_slots = 0 if kv.retention == "all" else len(row_map.rows)
         self.mass = np.zeros((spec.n_kv_heads, n_slots), np.int64)
-        self.positions = np.zeros((spec.n_kv_heads, n_slots), np.int64)
+        self.positions = np.full((spec.n_kv_heads, n_slots), -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
         self._bits: dict[tuple[int, int], int] = {}
         self.largest = 0.0
@@ -90,7 +92,7 @@ class KvStore:
         """Encode the key and value of a token, int32 [n_kv_heads * head_dim] each."""
         if position == 0:
             self.mass[:] = 0
-            self.positions[:] = 0
+            self.positions[:] = -1
             self._free[:] = -1
             self._bits.clear()
             self.largest = 0.0
@@ -100,17 +102,17 @@ class KvStore:
             encoded, bits = self._encode(side, values, note)
             for head, slot in enumerate(slots):
                 self.seen[side][head, self._row_map.rows[slot]] = encoded[head]
-            place = int(slots[0]) if self._kv.retention == "stream" else position
+            place = int(slots[0]) if self.kv.retention == "stream" else position
             self._bits[side, place] = bits
         self.largest = max(self.largest, float(np.abs(encoded).max()))
-        if self._kv.retention == "h2o":
+        if self.kv.retention != "all":
             heads = np.arange(len(slots))
             self.mass[heads, slots] = 0
             self.positions[heads, slots] = position
 
     def _slots(self, position: int) -> NDArray[np.int64]:
         """Return the slot of a new token in each KV head."""
-        kv, n_heads = self._kv, self._spec.n_kv_heads
+        kv, n_heads = self.kv, self._spec.n_kv_heads
         if kv.retention == "h2o" and position > kv.heavy + kv.window:
             return self._free
         slot = position
@@ -132,7 +134,7 @@ class KvStore:
         self, side: int, values: NDArray[np.int32], note: Note
     ) -> tuple[NDArray[np.float64], int]:
         """Return what attention sees, float64 [n_kv_heads, width], and the bits of the words."""
-        spec, kv, name = self._spec, self._kv, _SIDES[side]
+        spec, kv, name = self._spec, self.kv, _SIDES[side]
         seen = np.zeros((spec.n_kv_heads, self._width))
         if kv.codec == "int8":
             codes = np.zeros((spec.n_kv_heads, self._width), np.int16)
@@ -158,17 +160,17 @@ class KvStore:
         self, values: NDArray[Any], bits: int, name: str, flat: NDArray[np.float64], note: Note
     ) -> int:
         """Encode groups of channels into ``flat``; return the bits of the words."""
-        n_groups = len(values) // self._kv.group
+        n_groups = len(values) // self.kv.group
         codes = np.zeros(len(values), np.uint8)
         scales, zeros = np.zeros(n_groups, np.uint16), np.zeros(n_groups, np.uint16)
-        encode_rows(values, self._kv.group, bits, self._rcp_table, codes, scales, zeros, flat)
+        encode_rows(values, self.kv.group, bits, self._rcp_table, codes, scales, zeros, flat)
         for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
             note(f"{name}{kind}", words)
         return bits * codes.size + 16 * (scales.size + zeros.size)
 
     def after_attention(self, position: int, note: Note) -> None:
         """Encode what has left KIVI's windows."""
-        kv, spec = self._kv, self._spec
+        kv, spec = self.kv, self._spec
         if kv.codec != "kivi":
             return
         n = position + 1 - kv.plain_sinks
@@ -185,7 +187,7 @@ class KvStore:
             self._bits[1, token] = bits
 
     def _encode_keys(self, position: int, note: Note) -> None:
-        kv, spec = self._kv, self._spec
+        kv, spec = self.kv, self._spec
         tokens = range(position + 1 - kv.residual, position + 1)
         shape = (spec.n_kv_heads, kv.residual // kv.group, spec.head_dim)
         codes = np.zeros((spec.n_kv_heads, kv.residual, spec.head_dim), np.uint8)
@@ -203,12 +205,13 @@ class KvStore:
 
     def evict(self, position: int, note: Note) -> None:
         """Drop H2O's token of least mass in each KV head, where there is one too many."""
-        kv = self._kv
+        kv = self.kv
         evicted = np.full(self._spec.n_kv_heads, -1, np.int64)
         budget = kv.heavy + kv.window
         if position + 1 > budget:
             least_mass(self.mass, self.positions, budget + 1, position + 1 - kv.window, evicted)
             self._free[:] = evicted
+            self.positions[np.arange(len(evicted)), evicted] = -1
             self._bits.pop((0, position - budget), None)
             self._bits.pop((1, position - budget), None)
         note("mass", self.mass[:, : min(position + 1, budget + 1)])

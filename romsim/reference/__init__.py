@@ -2,7 +2,7 @@
 
 from romsim.reference.config import NumericsConfig
 from romsim.reference.decoder import CachedWords, IntegerDecoder
-from romsim.reference.evaluate import evaluate_nll
+from romsim.reference.evaluate import evaluate_nll, score_window
 from romsim.reference.kv_policy import KvPolicy
 from romsim.reference.weights import WeightChoice
 
@@ -13,4 +13,5 @@ __all__ = [
     "NumericsConfig",
     "WeightChoice",
     "evaluate_nll",
+    "score_window",
 ]

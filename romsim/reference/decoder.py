@@ -145,6 +145,11 @@ class IntegerDecoder:
         """Clips to int32 since the last `reset`."""
         return self._saturation.count
 
+    def change_kv(self, policy: KvPolicy) -> None:
+        """Start anew with another KV cache, the same weights."""
+        self.kv_policy = policy
+        self.reset()
+
     def reset(self) -> None:
         """Forget all tokens and clips."""
         self._position = 0

@@ -1,4 +1,4 @@
-"""Loss of the integer decoder on a text: `evaluate_nll`."""
+"""Loss of the integer decoder on a text: `evaluate_nll`, `score_window`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from romsim.reference.decoder import IntegerDecoder
 from romsim_models.errors import SpecError
 
-__all__ = ["evaluate_nll"]
+__all__ = ["evaluate_nll", "score_window"]
 
 _ROWS = 64  # tokens whose logits are in float64 at a time
 
@@ -45,18 +45,37 @@ def evaluate_nll(
     if len(tokens) < 2:
         raise SpecError(f"text must have at least 2 tokens, not {len(tokens)!r}")
     losses: list[float] = []
-    scale = 2.0**-decoder.config.logit_frac
     for first in range(0, len(tokens), window):
         part = list(tokens[first : first + window])
         if len(part) < 2:
             continue  # one token after the last whole window: it is the first of its own
-        decoder.reset()
-        logits = decoder.forward(part, adapter=adapter, all_logits=True)
-        targets = torch.tensor(part[1:], device=logits.device)
-        for row in range(0, len(targets), _ROWS):
-            chosen = targets[row : row + _ROWS]
-            values = logits[row : row + len(chosen)].to(torch.float64) * scale
-            of_target = values.gather(1, chosen[:, None])[:, 0]
-            losses.extend((values.logsumexp(dim=1) - of_target).tolist())
+        losses.extend(score_window(decoder, part, adapter=adapter)[0])
     decoder.reset()
     return math.fsum(losses) / len(losses)
+
+
+@torch.inference_mode()
+def score_window(
+    decoder: IntegerDecoder, tokens: Sequence[int], *, adapter: str | None = None
+) -> tuple[list[float], list[int]]:
+    """Score every token of a text but the first, the decoder reset before.
+
+    Returns
+    -------
+    tuple of list
+        Negative log-likelihood in nats, and the likeliest token instead (the lowest id among
+        equals), of tokens 1 to the last.
+    """
+    decoder.reset()
+    logits = decoder.forward(tokens, adapter=adapter, all_logits=True)[:-1]
+    targets = torch.as_tensor(tokens[1:], device=logits.device)
+    scale = 2.0**-decoder.config.logit_frac
+    losses: list[float] = []
+    likeliest: list[int] = []
+    for row in range(0, len(targets), _ROWS):
+        chosen = targets[row : row + _ROWS]
+        values = logits[row : row + len(chosen)].to(torch.float64) * scale
+        of_target = values.gather(1, chosen[:, None])[:, 0]
+        losses.extend((values.logsumexp(dim=1) - of_target).tolist())
+        likeliest.extend(int(row.argmax()) for row in values.numpy(force=True))
+    return losses, likeliest

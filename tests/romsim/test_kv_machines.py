@@ -1,0 +1,176 @@
+"""Both machines under every KV configuration, value by value; layouts change none (docs/kv.md)."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from romsim.comparison import compare_values, make_reference
+from romsim.cycle import CycleModel
+from romsim_compiler.description import Description
+from romsim_compiler.kv import parse_kv
+from romsim_models.errors import SpecError
+from romsim_models.registry import open_model
+from tests.romsim.kv_chips import CONFIGS, Recorded, logits_of, text, with_kv
+
+REPEATABLE = settings(deadline=None, derandomize=True, database=None, max_examples=12)
+
+
+@pytest.mark.parametrize("kv", CONFIGS)
+def test_cycle_model_equals_the_reference_on_every_value(kv: str, tiny: Description) -> None:
+    chip = with_kv(tiny, kv)
+    done = compare_values(chip, open_model("tiny-int4"), text(40), n_new=8)
+    assert done.first is None
+    assert done.passed
+    kinds = {
+        "fp16": {"k.words", "v.words"},
+        "int8": {"k.codes", "k.shifts", "v.codes", "v.shifts"},
+        "int4": {"k.codes", "k.scales", "k.zeros", "v.codes", "v.scales", "v.zeros"},
+        "int2": {"k.codes", "k.scales", "k.zeros", "v.codes", "v.scales", "v.zeros"},
+        "kivi": {"k.words", "v.words", "k.group.codes", "k.group.scales", "k.group.zeros",
+                 "v.late.codes", "v.late.scales", "v.late.zeros"},
+    }[chip.target.kv.codec]  # fmt: skip
+    if chip.target.kv.retention == "h2o":
+        kinds |= {"mass", "evicted"}
+    if chip.target.kv.retention == "stream" and chip.target.kv.sinks:
+        kinds |= {"q.sink.codes", "q.sink.shifts"}
+    assert kinds <= set(done.counts)
+
+
+def test_int8_in_slots_equals_the_plain_cache(tiny: Description) -> None:
+    tokens = text(50, seed=1)
+    plain = logits_of(tiny, tokens)
+    for kv in ("int8,layout=paged,block=4", "int8,layout=slotmap"):
+        np.testing.assert_array_equal(logits_of(with_kv(tiny, kv), tokens), plain)
+
+
+def test_policies_that_drop_nothing_equal_keeping_all(tiny: Description) -> None:
+    tokens = text(40, seed=2)
+    plain = logits_of(tiny, tokens)
+    for kv in ("h2o,codec=int8,heavy=20,window=20", "streaming-llm,codec=int8,window=36"):
+        np.testing.assert_array_equal(logits_of(with_kv(tiny, kv), tokens), plain)
+
+
+def test_prompts_in_flight_give_what_single_tokens_give(tiny: Description) -> None:
+    tokens = text(41, seed=3)
+    chip = with_kv(tiny, "kivi-2bit,residual=4,group=4")
+    assert chip.target.schedule.n_inflight == 3
+    whole = CycleModel(chip, threads=1).prefill(tokens).logits
+    np.testing.assert_array_equal(whole, logits_of(chip, tokens)[-1])
+
+
+@pytest.mark.parametrize(
+    "kv", ["kivi-2bit,residual=8,group=8", "streaming-llm,window=9", "h2o,heavy=5,window=4"]
+)
+def test_reference_gives_the_same_however_a_text_is_cut(kv: str, tiny: Description) -> None:
+    decoder = make_reference(with_kv(tiny, kv), open_model("tiny-int4"))
+    tokens = text(45, seed=4)
+    whole = decoder.forward(tokens, all_logits=True)
+    decoder.reset()
+    parts = [decoder.forward(tokens[a:b], all_logits=True) for a, b in ((0, 1), (1, 13), (13, 45))]
+    assert (whole == type(whole)(np.concatenate([p.numpy() for p in parts]))).all()
+
+
+@REPEATABLE
+@given(order=st.permutations(range(24)), block=st.sampled_from([1, 2, 4]))
+def test_t1_04_any_physical_permutation_of_pages_gives_the_same(
+    order: list[int], block: int, tiny: Description
+) -> None:
+    tokens = text(24, seed=5)
+    for kv in ("int4", "kivi-2bit,residual=4,group=1", "h2o,heavy=9,window=4"):
+        expected = logits_of(with_kv(tiny, kv, context=24), tokens)
+        chip = with_kv(tiny, f"{kv},layout=paged,block={block}", context=24)
+        n_pages = -(-chip.target.kv.held(24) // block)
+        pages = [page for page in order if page < n_pages]
+        np.testing.assert_array_equal(logits_of(chip, tokens, page_order=pages), expected)
+
+
+def test_a_new_sequence_finds_nothing_of_the_one_before(tiny: Description) -> None:
+    tokens = text(30, seed=6)
+    for kv in ("h2o,heavy=5,window=4", "streaming-llm,window=9", "kivi-2bit,residual=8,group=4"):
+        chip = with_kv(tiny, kv)
+        model = CycleModel(chip, threads=1)
+        for token in text(37, seed=7):
+            model.step(token)
+        model.reset()
+        again = np.stack([model.step(token).logits for token in tokens])
+        np.testing.assert_array_equal(again, logits_of(chip, tokens))
+
+
+def test_threads_change_nothing(tiny: Description) -> None:
+    chip, tokens = with_kv(tiny, "h2o,heavy=5,window=4"), text(20, seed=8)
+    model = CycleModel(chip, threads=3)
+    np.testing.assert_array_equal(
+        np.stack([model.step(token).logits for token in tokens]), logits_of(chip, tokens)
+    )
+
+
+def test_values_beyond_float64s_integers_are_summed_in_words(tiny: Description) -> None:
+    """The kernel's two ways of summing values give the same."""
+    chip, tokens = with_kv(tiny, "int4"), text(20, seed=9)
+    seen: list[Recorded] = []
+    for bound in (0.0, 2.0**40):
+        values = Recorded()
+        model = CycleModel(chip, threads=1, record=values)
+        for token in tokens:
+            for store in model._slot(0).stores:
+                store.largest = max(store.largest, bound)
+            model.step(token)
+        seen.append(values)
+    assert seen[0].values.keys() == seen[1].values.keys()
+    for key, value in seen[0].values.items():
+        np.testing.assert_array_equal(seen[1].values[key], value)
+
+
+def test_options_that_do_not_go_together_are_refused(tiny: Description) -> None:
+    chip = with_kv(tiny, "int4")
+    sentence = (
+        "Trace of SRAM writes must be of the plain KV cache, not of 'codec=int4,group=32,"
+        "retention=all,layout=contiguous', whose words no RTL writes; compile with --kv int8"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        CycleModel(chip, trace=lambda write: None)
+    sentence = "Order of pages must be given with KV layout paged or slotmap, not with 'contiguous'"
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        CycleModel(chip, page_order=[0])
+    with pytest.raises(
+        SpecError, match=r"^Order of pages must be a permutation of 0 to 47, not \[0, 0\]$"
+    ):
+        CycleModel(with_kv(tiny, "vllm,block=2"), page_order=[0, 0]).step(1)
+
+
+def test_interrupted_reference_must_be_reset_where_tokens_are_gone(tiny: Description) -> None:
+    decoder = make_reference(with_kv(tiny, "h2o,heavy=2,window=2"), open_model("tiny-int4"))
+    decoder.forward(text(9))
+
+    def break_off(name: str, position: int, values: object) -> None:
+        if name == "L1.attn":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decoder.forward(text(3), record=break_off)
+    sentence = (
+        "Decoder with KV retention 'h2o' must be reset after an interrupted call, since the tokens "
+        "that were dropped are gone; call reset()"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        decoder.forward([1])
+    decoder.reset()
+    decoder.forward([1])
+
+
+def test_rtl_refuses_what_it_has_no_hardware_for(tiny: Description) -> None:
+    from romsim_rtl.top import Top
+
+    chip = with_kv(tiny, "int4")
+    sentence = (
+        "KV cache of an RTL target must be the plain one, codec int8, retention all, layout "
+        f"contiguous, not '{parse_kv('int4').text()}', for which there is no hardware yet; compile "
+        "with --kv int8"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        Top(description=chip)
