@@ -10,6 +10,8 @@ from romsim.area import estimate_area
 from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
 from romsim.report import power, silicon, speed
+from romsim.report.adapters import adapter_table
+from romsim.report.assumptions import technology_table
 from romsim.report.attached import attached_tables, read_result
 from romsim.report.chips_elsewhere import published_tables
 from romsim.report.compare_results import compare_tables
@@ -19,6 +21,7 @@ from romsim.report.model import ChipReport, Report, Table
 from romsim.report.zero_bits import ZeroBits, count_zero_bits
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
+from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import CapacityError, SpecError
 
 __all__ = ["DEFAULT_CONTEXT", "build_report", "chip_report"]
@@ -91,6 +94,7 @@ def build_report(
         if progress is not None:
             progress("reporting", number / len(descriptions))
         zeros = count_zero_bits(description) if description.has_images else None
+        adapters = adapter_table(description, at)
         chips.append(
             chip_report(
                 point_of_description(description),
@@ -102,6 +106,7 @@ def build_report(
                 zeros=zeros,
                 lora_bytes=int(description.manifest["memory"]["lora_bytes"]),
                 notes=_notes(description),
+                more=() if adapters is None else (adapters,),
             )
         )
     shared += published_tables()
@@ -126,6 +131,7 @@ def chip_report(
     zeros: ZeroBits | None = None,
     lora_bytes: int = 0,
     notes: Sequence[str] = (),
+    more: Sequence[Table] = (),
 ) -> ChipReport:
     """Return the figures and tables of one design point.
 
@@ -141,6 +147,8 @@ def chip_report(
         SRAM that resident adapters take.
     notes
         What a reader has to know beside the figures.
+    more
+        Tables that a design point does not have.
     """
     spec, target = point.spec, point.target
     area = estimate_area(target, spec=spec)
@@ -154,13 +162,17 @@ def chip_report(
         speed.layer_table(profile),
         speed.resource_table(point, sorted({1, context, limit})),
         speed.operation_table(profile),
+        speed.utilisation_table(profile),
         speed.roofline_table(point, context),
         speed.limit_table(point, limit),
         power.energy_unit_table(reports),
         power.energy_table(reports["isolated"]),
+        power.energy_layer_table(reports["isolated"]),
         power.energy_context_table(point, area, limit),
         silicon.rom_group_table(point, zeros),
         codec_table(spec, target, lora_bytes),
+        technology_table(load_technology(target.technology)),
+        *more,
     ]
     if zeros is not None:
         tables.append(silicon.rom_bank_table(zeros))

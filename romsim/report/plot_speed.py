@@ -28,7 +28,10 @@ def rates_plot(chips: tuple[ChipReport, ...]) -> LinePlot:
     series = []
     for number, chip in enumerate(chips):
         table = table_of(chip, "rates")
-        for key, what, dash in (("single", "one stream", "solid"), ("aggregate", "all", "dot")):
+        for key, what, dash in (
+            ("single", "one stream", "solid"),
+            ("aggregate", "all streams", "dot"),
+        ):
             series.append(
                 Series(
                     name=named(chips, chip, what),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from romsim.area import AreaReport
 from romsim.design_point import DesignPoint
 from romsim.energy import GATING, EnergyReport, Gating, estimate_energy
-from romsim.report.model import Column, Table, worst_grade
+from romsim.report.model import Cell, Column, Table, worst_grade
 from romsim.report.speed import ladder
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "UNIT_NAMES",
     "energies",
     "energy_context_table",
+    "energy_layer_table",
     "energy_table",
     "energy_unit_table",
 ]
@@ -162,6 +163,46 @@ def energy_context_table(point: DesignPoint, area: AreaReport, limit: int) -> Ta
             Column(key="low_w", label="power, low", unit="W", **power_formula),
             Column(key="mid_w", label="power, mid", unit="W", **power_formula),
             Column(key="high_w", label="power, high", unit="W", **power_formula),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def energy_layer_table(energy: EnergyReport) -> Table:
+    """Return the energy of events by layer; clocks and leakage belong to no layer."""
+    grade = _grade(energy)
+    rows: list[tuple[Cell, ...]] = []
+    whole = energy.token_pj.mid
+    events = 0.0
+    for first, count, dynamic in energy.by_block:
+        last = first + count - 1
+        name = "outside" if first < 0 else f"{first} to {last}" if count > 1 else f"{first}"
+        events += dynamic * count
+        rows.append((name, count, dynamic * 1e-12, 100 * dynamic * count / whole))
+    rest = whole - events
+    rows.append(("clocks and leakage", 1, rest * 1e-12, 100 * rest / whole))
+    shared = {"source": _SOURCE, "grade": grade}
+    return Table(
+        key="energy_layers",
+        title=f"Energy of a token at {energy.context:,} tokens, by layer",
+        note="Mid values; equal layers in one row.",
+        columns=(
+            Column(key="layers", label="layers"),
+            Column(key="count", label="count", unit="1", formula="equal layers", **shared),
+            Column(
+                key="one_j",
+                label="one of them",
+                unit="J",
+                formula="events × energy of one",
+                **shared,
+            ),
+            Column(
+                key="share",
+                label="all of them",
+                unit="%",
+                formula="count × one ÷ energy of the token",
+                **shared,
+            ),
         ),
         rows=tuple(rows),
     )

@@ -25,6 +25,7 @@ __all__ = [
     "resource_table",
     "roofline_table",
     "ttft_table",
+    "utilisation_table",
 ]
 
 _SCHEDULE = {
@@ -309,4 +310,31 @@ def limit_table(point: DesignPoint, limit: int) -> Table:
             ),
         ),
         rows=tuple(rows),
+    )
+
+
+def utilisation_table(profile: Profile) -> Table:
+    """Return how much of a token's time each unit has an instruction, hidden work included."""
+    return Table(
+        key="utilisation",
+        title="How busy the units are",
+        note=(
+            "An instruction holds its unit from issue until it falls idle, latency included; lanes "
+            "that wait inside an instruction are in the limits' table."
+        ),
+        columns=(
+            Column(key="unit", label="unit"),
+            _cycles("busy", "with an instruction", "sum of the unit's durations"),
+            Column(
+                key="share",
+                label="of the token",
+                unit="%",
+                formula="busy cycles ÷ cycles of the token",
+                **_SCHEDULE,
+            ),
+        ),
+        rows=tuple(
+            (UNIT_NAMES[unit], profile.busy[unit], 100 * share)
+            for unit, share in profile.utilisation().items()
+        ),
     )

@@ -29,6 +29,7 @@ from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import SHAPES
 from tests.romsim.random_points import random_point
+from tests.tiny_chips import compile_tiny, tiny_spec, write_adapter
 
 SCHEMA = Path(romsim.__file__).parent / "schemas" / "report.schema.json"
 
@@ -83,6 +84,7 @@ def test_no_figure_of_any_chip_is_unfinite_or_without_unit(seed: int) -> None:
     assert total(chip, "operations", "cycles") == profile.cycles
     area = chip.figure("area_mm2").value
     assert total(chip, "area", "mid_mm2") == pytest.approx(area, rel=1e-9)
+    assert total(chip, "energy_layers", "share") == pytest.approx(100)
     assert total(chip, "energy", "mid_j") == pytest.approx(chip.figure("token_j").value, rel=1e-9)
 
 
@@ -184,6 +186,22 @@ def test_report_of_a_description(tiny: Description) -> None:
         "romsim report build/a --context 96 -o report.html",
     )
     assert any("story" in note for note in chip.notes)
+    adapters = chip.table("adapters")
+    assert adapters is not None
+    assert adapters.texts("adapter") == ("none", "story")
+    assert adapters.numbers("rank") == (0, 8)
+    assert adapters.numbers("rate")[0] == chip.figure("tokens_per_s").value
+    # Rank 8 is hidden behind the matrices (docs/machine.md, section 4).
+    assert adapters.numbers("slower") == (0, 0)
+
+
+def test_a_wide_adapter_costs_time(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "wide", tiny_spec("tiny-int4"), rank=64)
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", adapters={"wide": folder})
+    table = romsim.build_report(chip).chips[0].table("adapters")
+    assert table is not None
+    assert table.numbers("rank") == (0, 64)
+    assert table.numbers("slower")[1] > 0
 
 
 def test_zero_bits_are_those_of_the_images(tiny: Description) -> None:
