@@ -43,8 +43,8 @@ def adapter_table(description: Description, context: int) -> Table | None:
         key="adapters",
         title=f"Resident adapters at {context:,} tokens of context",
         note=(
-            "An adapter runs beside the matrices and costs time only where it takes longer. All other "
-            "figures are without one."
+            "An adapter runs beside the matrices and costs time only where it takes longer. All "
+            "other figures are without one."
         ),
         columns=(
             Column(key="adapter", label="adapter"),
