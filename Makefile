@@ -18,7 +18,7 @@ CHIP := build/$(MODEL)
 STORY := Once upon a time, there was a little girl who
 QUESTION := What is a read-only memory?
 
-.PHONY: help setup model chip test test-full demo bench gpu-bench lint format clean distclean
+.PHONY: help setup model chip test test-full demo mutation bench gpu-bench lint format clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' Makefile | expand -t 18
@@ -57,6 +57,11 @@ demo: chip  ## compile SmolLM2 into a chip, audit it, let it speak
 	$(ROMSIM) simulate $(CHIP) --prompt "$(STORY)"
 	$(ROMSIM) simulate $(CHIP) --chat "$(QUESTION)"
 	@echo "The description is in $(CHIP)."
+
+mutation: model  ## how many faults in the RTL the tests catch, and in the ROMs the verification
+	$(BIN)/python -m benchmarks.mutation
+	$(ROMSIM) compile tiny-int4 --target small -o build/mutation > /dev/null
+	$(ROMSIM) mutate build/mutation
 
 bench: chip  ## speed of the cycle model beside llama.cpp and torch, in one run
 	$(BIN)/python -m benchmarks.llama_cpp --chip $(CHIP)

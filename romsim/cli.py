@@ -30,6 +30,7 @@ _COMMANDS = {
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "logic-rom": ("romsim.commands.logic_rom", "area of the weights as standard-cell logic"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
+    "mutate": ("romsim.commands.mutate", "inject faults; how many does verification find?"),
     "report": ("romsim.commands.report", "area, speed, energy, memory: page, tables, pictures"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
     "compare": ("romsim.commands.compare", "the chip against GPUs: rates, joules, area, cost"),

@@ -115,6 +115,8 @@ def compare_rtl(
     trace: bool = True,
     options: BuildOptions | None = None,
     sram_seed: int | None = None,
+    images: Path | None = None,
+    limit: int = 1 << 40,
     progress: Callable[[str, float], None] | None = None,
 ) -> RtlReport:
     """Run prompt and greedy decoding on both, and compare.
@@ -129,6 +131,10 @@ def compare_rtl(
         How the chip is compiled; ``trace`` is set as asked here.
     sram_seed
         Begin with random memories: nothing may change.
+    images
+        ROM images for the RTL in place of the description's own; see :mod:`romsim.mutate`.
+    limit
+        Cycles after which a program is taken to hang.
 
     Raises
     ------
@@ -172,7 +178,13 @@ def compare_rtl_prompts(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace") if trace else None
         with RtlRun(
-            description, options=options, trace=file, sram_seed=sram_seed, progress=progress
+            description,
+            options=options,
+            trace=file,
+            sram_seed=sram_seed,
+            images=images,
+            limit=limit,
+            progress=progress,
         ) as chip:
             comparison = _Comparison(description, chip, file, tally)
             for prompt in prompts:

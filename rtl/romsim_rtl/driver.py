@@ -65,6 +65,8 @@ class RtlRun:
     sram_seed
         Fill memories and registers with random contents of this seed, which needs
         ``options.trace``; 0 without.
+    images
+        Folder of ROM images to read in place of the description's own: faults, for a test.
     limit
         Cycles after which a program is taken to hang.
     progress
@@ -87,6 +89,7 @@ class RtlRun:
         trace: Path | None = None,
         waves: tuple[Path, int, int] | None = None,
         sram_seed: int | None = None,
+        images: Path | None = None,
         limit: int = 1 << 40,
         progress: Progress | None = None,
     ) -> None:
@@ -103,7 +106,7 @@ class RtlRun:
                 )
         self.description = description
         self.build: ChipBuild = build_chip(description, options, progress=progress)
-        arguments = [f"+romdir={self.build.images}", "+rombin", "--limit", str(limit)]
+        arguments = [f"+romdir={images or self.build.images}", "+rombin", "--limit", str(limit)]
         if trace is not None:
             arguments += ["--trace", str(trace)]
         if waves is not None:

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
 from romsim.cycle import CycleModel
 from romsim.engines import make_engine
+from romsim.mutate import mutate
 from romsim.verify_rtl import compare_rtl
 from romsim_compiler.description import Description
 from romsim_compiler.target import Array
@@ -22,7 +26,8 @@ from romsim_rtl.driver import RtlRun
 from romsim_rtl.driver_build import BuildOptions
 from romsim_rtl.driver_trace import TraceReader
 from romsim_rtl.toolchain import ToolError
-from tests.tiny_chips import compile_tiny, copied, reseal, tiny_spec, write_adapter
+from tests.command_line import run_command
+from tests.tiny_chips import RomFile, compile_tiny, copied, reseal, tiny_spec, write_adapter
 
 pytestmark = pytest.mark.verilator
 
@@ -100,6 +105,47 @@ def test_a_flipped_rom_bit_is_found_and_named(
     place = rf"value of L0\.matvec down to Y\[{row}\], cycle \d+ of program 0 at position 0"
     values = r"cycle model -?\d+ \(0x[0-9a-f]+\), RTL -?\d+ \(0x[0-9a-f]+\)"
     assert re.fullmatch(rf"{place}: {values}", report.first.sentence())
+
+
+def test_injected_faults_are_found_and_what_cannot_be_seen_is_said(
+    chip: Description, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("code", "scale", "program", "heads")
+    report = mutate(chip, tokens=PROMPT[:3], n_new=1, count=2, kinds=kinds, options=OPTIONS)
+    assert report.passed, report.to_text()
+    assert report.by_kind() == {kind: (2, 2) for kind in kinds}
+    # the lowest bits of a gain are below what 8 bits of its product show
+    done = run_command(
+        capsys,
+        *("mutate", chip.path, "--kinds", "gain", "--count", 4, "--tokens", "1,5", "--max-tokens"),
+        *(0, "--opt", OPTIONS.opt, "--json"),
+    )
+    assert (done.code, done.err) == (1, "")
+    values = done.json()
+    schema = json.loads((files("romsim") / "schemas" / "mutate.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(values)
+    missed = [fault["what"] for fault in values["faults"] if fault["found"] is None]
+    assert values["n_faults"] - values["n_found"] == len(missed) > 0
+    assert all(int(what.split()[1]) < 16 for what in missed)
+
+
+def test_images_of_the_chip_itself_must_verify_before_faults_count(
+    chip: Description, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(chip.path, tmp_path / "flipped")
+    rom = RomFile(folder)
+    rom.flip_code_bit("L0.down", 3, 5)
+    rom.save()
+    flipped = Description.load(reseal(folder))
+    monkeypatch.setattr(
+        "romsim.verify_rtl.CycleModel", lambda _, **more: CycleModel(flipped, **more)
+    )
+    message = (
+        rf"^RTL of '{chip.name}' must equal its cycle model before faults are injected, not "
+        r"differ in .*: cycle model .*, RTL .*$"
+    )
+    with pytest.raises(SpecError, match=message):
+        mutate(chip, tokens=PROMPT[:1], n_new=0, count=1, options=OPTIONS)
 
 
 def _word_shape(array: Array) -> tuple[int, int, int]:

@@ -8,10 +8,10 @@ from typing import Any
 from amaranth.hdl import Module, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.sim import Simulator
 
 from romsim_rtl.exact_shift import round_shift_exact, shift_either, shift_to_saturate
 from tests.rtl.attention_golden import rne, sat32, shr
+from tests.rtl.stepped import simulate
 
 
 class Shifts(wiring.Component):
@@ -70,7 +70,5 @@ def test_shifts_are_the_pages() -> None:
             assert sat32(ctx.get(top.saturating)) == expected, (value, amount)
             n_clipped += expected[1]
 
-    simulator = Simulator(top)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(top, bench)
     assert n_clipped > 100

@@ -4,11 +4,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from amaranth.sim import Simulator
-
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.htile_softmax import NUMERATOR_CYCLES, P_BITS, TileSoftmax
 from tests.rtl.attention_golden import exp2n, rne
+from tests.rtl.stepped import simulate
 
 SIZES = AttentionSizes(
     n_tiles=1,
@@ -91,7 +90,4 @@ def test_numerators_and_sums_are_the_pages() -> None:
                 assert ctx.get(top.l[0]) == sum(expected[lane])
             ctx.set(top.l_en, 0)
 
-    simulator = Simulator(top)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(top, bench)

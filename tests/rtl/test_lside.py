@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any
 
 import pytest
-from amaranth.sim import Simulator
 
 from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.target import Array
@@ -19,6 +18,7 @@ from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.lside_run import MATVEC_CYCLES
 from romsim_rtl.ltile import LTileConfig
 from romsim_rtl.xbuffer import XBufferSizes
+from tests.rtl.stepped import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +288,6 @@ async def run(ctx: Any, dut: LSide, instruction: int) -> tuple[int, list[Any]]:
         if not ctx.get(dut.busy):
             return cycle, beats
         assert cycle < 5000
-
-
-def simulate(dut: LSide, bench: Any) -> None:
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
 
 
 def expected_beats(chip: Chip, values: list[int]) -> list[tuple[int, dict[int, int]]]:

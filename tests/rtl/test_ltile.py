@@ -100,6 +100,17 @@ def test_row_is_shifted_multiplied_shifted_and_saturated() -> None:
     cases += [(value, 1, 1, 0) for value in (-3, -1, 1, 3, 5)]
     cases += [((1 << 63) - 1, 0, 1, 40), (-(1 << 63), 0, 1, 40), (-(1 << 31), 0, 1, 0)]
 
+    for _ in range(500):  # of every size, and where a right shift makes a tie
+        bits, pre, shift = rng.randrange(1, 63), rng.randrange(64), rng.randrange(-128, 128)
+        room = 62 - max(1, bits - pre)
+        multiplier = rng.randrange(1 << min(24, room)) if room > 0 else 0
+        cases.append((rng.randrange(-(1 << bits), 1 << bits), pre, multiplier, shift))
+    for _ in range(200):
+        shift = rng.randrange(1, 45)
+        total = rng.getrandbits(60 - shift) - (1 << 59 - shift) << shift
+        total += (1 << shift - 1) + rng.choice((0, 0, 1, -1))
+        cases.append((total, *rng.choice(((0, 1, shift), (shift, 1, 0)))))
+
     async def bench(ctx: Any) -> None:
         for number, (total, pre, multiplier, shift) in enumerate(cases):
             choice = number % 2
@@ -113,6 +124,11 @@ def test_row_is_shifted_multiplied_shifted_and_saturated() -> None:
                 ctx.set(getattr(dut, stage), 1)
                 await ctx.tick()
                 ctx.set(getattr(dut, stage), 0)
+                if stage == "v_pre" or number % 4 == 0:
+                    for port in dut.sums:
+                        ctx.set(port, rng.randrange(1 << 64))
+                if number % 4 == 0:
+                    await ctx.tick()
             exact = rne(rne(total, pre) * multiplier, shift)
             assert ctx.get(dut.row) == sat32(exact), (total, pre, multiplier, shift)
             assert ctx.get(dut.clipped) == (exact != sat32(exact))

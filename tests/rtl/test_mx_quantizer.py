@@ -16,32 +16,47 @@ def blocks() -> list[list[int]]:
     for bits in (1, 5, 24):
         tie = 255 << bits >> 1
         found += [[tie] + [0] * 31, [-tie] + [3] * 31, [tie - 1] + [0] * 31, [1 - tie] * 32]
-    for _ in range(25):
-        bits = rnd.randrange(1, 31)
+    for _ in range(60):
+        bits = rnd.randrange(1, 32)
         found.append([rnd.randrange(-(1 << bits), 1 << bits) for _ in range(32)])
+    for lane in range(32):
+        for _ in range(3):  # a value of every size, once alone in a lane, once rounded up there
+            bits = rnd.randrange(1, 32)
+            one = rnd.choice((1, -1)) * rnd.choice((rnd.randrange(1 << bits), (255 << bits >> 8)))
+            others = [rnd.randrange(-(1 << bits), 1 << bits) >> rnd.randrange(3, 9)] * 32
+            found.append([*others[:lane], one, *others[lane + 1 :]])
     return found
 
 
-def test_blocks_follow_each_other_every_cycle_and_come_out_four_later() -> None:
+def test_blocks_come_out_four_cycles_later_and_stay_until_the_next() -> None:
+    """One a cycle and with pauses, in which noise comes."""
+    rnd = random.Random(2)
     quantizer = MxQuantizer()
-    given = blocks()
+    given: list[list[int] | None] = list(blocks())
+    for _ in range(40):
+        given.insert(rnd.randrange(30, len(given)), None)
 
     async def bench(context: Any) -> None:
-        for cycle in range(len(given) + QUANTIZER_CYCLES):
-            is_input = cycle < len(given)
-            context.set(quantizer.start, is_input)
-            context.set(quantizer.measure, is_input)
-            if is_input:
-                for port, value in zip(quantizer.values, given[cycle], strict=True):
-                    context.set(port, value)
-            if 1 <= cycle <= len(given):
-                assert context.get(quantizer.magnitude) == or_magnitudes(given[cycle - 1])
-            assert context.get(quantizer.done) == (cycle >= QUANTIZER_CYCLES)
-            if cycle >= QUANTIZER_CYCLES:
+        started: list[bool] = [False] * QUANTIZER_CYCLES
+        results: list[Any] = [None] * QUANTIZER_CYCLES
+        largest: int | None = None
+        for block in [*given, *[None] * QUANTIZER_CYCLES]:
+            context.set(quantizer.start, block is not None)
+            context.set(quantizer.measure, block is not None)
+            values = block or [rnd.getrandbits(32) - (1 << 31) for _ in range(32)]
+            for port, value in zip(quantizer.values, values, strict=True):
+                context.set(port, value)
+            if largest is not None:
+                assert context.get(quantizer.magnitude) == largest
+            assert context.get(quantizer.done) == started[-QUANTIZER_CYCLES]
+            if results[-QUANTIZER_CYCLES] is not None:
                 word = context.get(quantizer.codes)
                 codes = tuple(((word >> 8 * k & 255) ^ 128) - 128 for k in range(32))
                 got = (codes, context.get(quantizer.shift), context.get(quantizer.total))
-                assert [got] == mx_blocks(given[cycle - QUANTIZER_CYCLES])
+                assert [got] == results[-QUANTIZER_CYCLES]
+            started.append(block is not None)
+            results.append(results[-1] if block is None else mx_blocks(block))
+            largest = largest if block is None else or_magnitudes(block)
             await context.tick()
 
     simulate(quantizer, bench)

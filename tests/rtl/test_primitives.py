@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from amaranth.hdl import Module, Signal, signed
-from amaranth.sim import Simulator
 
 from romsim_rtl.primitives import (
     add_tree,
@@ -19,6 +18,7 @@ from romsim_rtl.primitives import (
     saturate32,
     wire,
 )
+from tests.rtl.stepped import simulate
 from tests.rtl.vector_golden import HIGH, LOW, rne
 
 
@@ -31,9 +31,11 @@ def check(m: Module, cases: list[tuple[list[tuple[Signal, int]], Signal, int]]) 
                 context.set(signal, value)
             assert context.get(output) == wanted, (inputs, wanted)
 
-    simulator = Simulator(m)
-    simulator.add_testbench(bench)
-    simulator.run()
+    ports: dict[str, tuple[Signal, str]] = {}
+    for inputs, output, _ in cases:
+        ports |= {signal.name: (signal, "i") for signal, _ in inputs}
+        ports[output.name] = (output, "o")
+    simulate(m, bench, ports=ports)
 
 
 def corners(bits: int, n: int, seed: int) -> list[int]:

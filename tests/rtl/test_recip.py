@@ -13,27 +13,33 @@ from tests.rtl.vector_bench import TABLES
 from tests.rtl.vector_golden import Golden
 
 
-def test_reciprocals_of_sums_of_every_length_one_a_cycle() -> None:
+def test_reciprocals_of_sums_of_every_length() -> None:
+    """One a cycle and with pauses, in which noise comes and the results stay."""
     rnd = random.Random(3)
-    sums = [0, 1, 2, 3, (1 << 32) - 1, 1 << 31]
-    sums += [rnd.getrandbits(bits) | 1 << (bits - 1) for bits in range(1, 33) for _ in range(3)]
+    sums: list[int | None] = [0, 1, 2, 3, (1 << 32) - 1, 1 << 31]
+    sums += [rnd.getrandbits(bits) | 1 << (bits - 1) for bits in range(1, 33) for _ in range(20)]
+    for _ in range(200):
+        sums.insert(rnd.randrange(60, len(sums)), None)
     recip, golden = Recip(table=TABLES["RCP"]), Golden(TABLES)
 
     async def bench(context: Any) -> None:
-        for cycle in range(len(sums) + RECIP_CYCLES):
-            context.set(recip.start, cycle < len(sums))
-            if cycle < len(sums):
-                context.set(recip.l, sums[cycle])
-            assert context.get(recip.length_valid) == (1 <= cycle <= len(sums))
-            if 1 <= cycle <= len(sums):
-                assert context.get(recip.length) == sums[cycle - 1].bit_length()
-            early = cycle - (RECIP_CYCLES - 1)
-            assert context.get(recip.next_done) == (0 <= early < len(sums))
-            if 0 <= early < len(sums):
-                assert context.get(recip.next_y) == golden.recip(sums[early])[0]
-            assert context.get(recip.done) == (cycle >= RECIP_CYCLES)
-            if cycle >= RECIP_CYCLES:
-                assert context.get(recip.y) == golden.recip(sums[cycle - RECIP_CYCLES])[0]
+        results: list[int | None] = [None] * RECIP_CYCLES
+        before: list[int | None] = [None] * RECIP_CYCLES  # what came in the cycles before
+        for l in [*sums, *[None] * RECIP_CYCLES]:  # noqa: E741  the page's name
+            context.set(recip.start, l is not None)
+            context.set(recip.l, rnd.getrandbits(32) if l is None else l)
+            assert context.get(recip.length_valid) == (before[-1] is not None)
+            if before[-1] is not None:
+                assert context.get(recip.length) == before[-1].bit_length()
+            early = before[1 - RECIP_CYCLES]
+            assert context.get(recip.next_done) == (early is not None)
+            if early is not None:
+                assert context.get(recip.next_y) == golden.recip(early)[0]
+            assert context.get(recip.done) == (before[-RECIP_CYCLES] is not None)
+            if results[-RECIP_CYCLES] is not None:
+                assert context.get(recip.y) == results[-RECIP_CYCLES]
+            before.append(l)
+            results.append(results[-1] if l is None else golden.recip(l)[0])
             await context.tick()
 
     simulate(recip, bench)

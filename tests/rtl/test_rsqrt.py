@@ -14,26 +14,43 @@ from tests.rtl.vector_bench import TABLES
 from tests.rtl.vector_golden import Golden, rne
 
 
-def test_scale_of_sums_of_every_length() -> None:
-    rnd = random.Random(3)
+def sums_of_every_length(rnd: random.Random, n_each: int) -> list[int]:
     sums = [0, 1, 2, 3, 4, 5, (1 << 63) - 1, 1 << 62, (1 << 62) - 1]
-    sums += [rnd.getrandbits(bits) | 1 << (bits - 1) for bits in range(1, 64)]
-    root = round(math.sqrt(16384) * 2**16)  # the longest vector
+    for _ in range(n_each):
+        sums += [rnd.getrandbits(bits) | 1 << (bits - 1) for bits in range(1, 64)]
+    return sums
+
+
+def test_scale_of_sums_of_every_length() -> None:
+    """One a cycle and with pauses, in which noise comes and the results stay."""
+    rnd = random.Random(3)
     rsqrt, golden = Rsqrt(table=TABLES["RSQ"]), Golden(TABLES)
 
     async def bench(context: Any) -> None:
-        context.set(rsqrt.root, root)
-        for cycle in range(len(sums) + RSQRT_CYCLES):
-            context.set(rsqrt.start, cycle < len(sums))
-            if cycle < len(sums):
-                context.set(rsqrt.n, sums[cycle])
-            if 1 <= cycle <= len(sums):
-                _, half = golden.rsqrt(sums[cycle - 1])
-                assert context.get(rsqrt.half_length) == half
-            if cycle >= RSQRT_CYCLES:
-                y, _ = golden.rsqrt(sums[cycle - RSQRT_CYCLES])
-                assert context.get(rsqrt.scale) == rne(y * root, 26)
-            await context.tick()
+        # the longest vector, the shortest, and others
+        for length in (16384, 1, 64, 2048, 576, 8960, 3, 12345):
+            root = round(math.sqrt(length) * 2**16)
+            context.set(rsqrt.root, root)
+            given: list[int | None] = list(sums_of_every_length(rnd, 1))
+            for _ in range(60):
+                given.insert(rnd.randrange(40, len(given)), None)
+            halves: list[int | None] = [None]
+            scales: list[int | None] = [None] * RSQRT_CYCLES
+            for n in [*given, *[None] * RSQRT_CYCLES]:
+                context.set(rsqrt.start, n is not None)
+                context.set(rsqrt.n, rnd.getrandbits(63) if n is None else n)
+                if halves[-1] is not None:
+                    assert context.get(rsqrt.half_length) == halves[-1]
+                if scales[-RSQRT_CYCLES] is not None:
+                    assert context.get(rsqrt.scale) == scales[-RSQRT_CYCLES]
+                if n is None:
+                    halves.append(halves[-1])
+                    scales.append(scales[-1])
+                else:
+                    y, half = golden.rsqrt(n)
+                    halves.append(half)
+                    scales.append(rne(y * root, 26))
+                await context.tick()
 
     simulate(rsqrt, bench)
 

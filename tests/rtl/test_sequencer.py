@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from amaranth.sim import Simulator
 
 from romsim_models.errors import SpecError
 from romsim_rtl.encoding import OPS, pack
 from romsim_rtl.sequencer import TOKEN_CYCLES, Sequencer, SequencerConfig
+from tests.rtl.stepped import simulate
 
 UNITS = "VLH"
 
@@ -155,10 +155,7 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
         assert ctx.get(dut.count_wait) == waited
         assert ctx.get(dut.count_cycles) == cycle - waited
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
 
 
 def _places() -> dict[str, int]:

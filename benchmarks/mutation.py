@@ -1,0 +1,330 @@
+"""How many faults in the RTL its own tests catch: mutants of every component, proofs, a score.
+
+``python -m benchmarks.mutation`` plants mutants in the netlists that the component tests simulate
+(:mod:`romsim_rtl.mutants`) and runs those tests, unchanged, on each of them. A mutant that no test
+catches is either proved equivalent by SAT or counts against the score: caught / (all - proved).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.mutation_tests import Design, Outcome, SteppedRunner, designs_of
+from romsim_models.errors import RomsimError, SpecError
+from romsim_rtl.equivalence import prove_equivalent
+from romsim_rtl.mutants import Mutant, Planted, plant_mutants
+from romsim_rtl.toolchain import make_safe_folder
+
+__all__ = ["Component", "Report", "Tried", "main", "measure", "measure_design"]
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TESTS = (
+    "argmax",
+    "cell",
+    "exact_shift",
+    "htile_softmax",
+    "lside",
+    "ltile",
+    "memory",
+    "mx_quantizer",
+    "primitives",
+    "recip",
+    "rsqrt",
+    "sequencer",
+    "sincos",
+)
+# Outputs that are read only while another output is 1, as the components' Members say.
+WHEN: Mapping[str, Mapping[str, str]] = {}
+
+
+class Runner(Protocol):
+    """A design with planted mutants, and its tests."""
+
+    planted: Planted
+
+    def run(self, mutant: int) -> Outcome:
+        """Run the tests on a mutant until one fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A mutant and what became of it.
+
+    Parameters
+    ----------
+    mutant
+        The fault.
+    test, how
+        The test that caught it and by which exception or signal; empty if none did.
+    proof
+        How it was proved equivalent; empty if it was not.
+    """
+
+    mutant: Mutant
+    test: str = ""
+    how: str = ""
+    proof: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Which it is: "caught", "equivalent" or "survived"."""
+        return "caught" if self.how else "equivalent" if self.proof else "survived"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One design of a component, and its mutants."""
+
+    component: str
+    tests: tuple[str, ...]
+    tried: tuple[Tried, ...]
+
+    def count(self, verdict: str) -> int:
+        """Mutants with a verdict."""
+        return sum(one.verdict == verdict for one in self.tried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was measured."""
+
+    count: int
+    seed: int
+    components: tuple[Component, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give rows by component, their sum, and every survivor."""
+        names = sorted({one.component for one in self.components})
+        rows = [_row(n, [c for c in self.components if c.component == n]) for n in names]
+        return {
+            "count": self.count,
+            "seed": self.seed,
+            "components": rows,
+            "total": _row("total", self.components),
+            "survivors": [
+                {"component": part.component, "tests": list(part.tests), **one.mutant.to_json()}
+                for part in self.components
+                for one in part.tried
+                if one.verdict == "survived"
+            ],
+        }
+
+    def to_text(self) -> str:
+        """Give a table and the survivors."""
+        values = self.to_json()
+        lines = [
+            f"{'component':<16}{'designs':>8}{'mutants':>9}{'caught':>8}{'equivalent':>12}"
+            f"{'survived':>10}{'score':>9}"
+        ]
+        for row in [*values["components"], values["total"]]:
+            score = "-" if row["score"] is None else f"{100 * row['score']:.1f} %"
+            lines.append(
+                f"{row['component']:<16}{row['designs']:>8}{row['mutants']:>9}{row['caught']:>8}"
+                f"{row['equivalent']:>12}{row['survived']:>10}{score:>9}"
+            )
+        for one in values["survivors"]:
+            lines.append(f"survived: {one['component']} {_place(one)}")
+        return "\n".join(lines)
+
+
+def _place(mutant: Mapping[str, Any]) -> str:
+    name = f" ({mutant['wire']})" if mutant["wire"] else ""
+    return (
+        f"#{mutant['number']} {mutant['mode']} of {mutant['cell']}.{mutant['port']}"
+        f"[{mutant['bit']}]{name} in {mutant['module']}, {', '.join(mutant['places'])}"
+    )
+
+
+def _row(name: str, parts: Sequence[Component]) -> dict[str, Any]:
+    numbers = {
+        verdict: sum(part.count(verdict) for part in parts)
+        for verdict in ("caught", "equivalent", "survived")
+    }
+    real = numbers["caught"] + numbers["survived"]
+    return {
+        "component": name,
+        "designs": len(parts),
+        "mutants": sum(len(part.tried) for part in parts),
+        **numbers,
+        "score": numbers["caught"] / real if real else None,
+    }
+
+
+def measure_design(
+    design: Design,
+    *,
+    count: int,
+    seed: int,
+    seconds: int = 10,
+    is_proved: bool = True,
+    sources: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> Component:
+    """Run a design's tests on its mutants; try to prove those that survive equivalent.
+
+    Parameters
+    ----------
+    design
+        The netlist and its tests.
+    count, seed
+        Of the mutants.
+    seconds
+        Longest search of the solver for one proof.
+    is_proved
+        Whether survivors are proved at all.
+    sources
+        Digest of everything else that the outcome depends on; outcomes are kept by it, unless it
+        is empty.
+    """
+    content = json.dumps([design.netlist.key, count, seed, [c.name for c in design.calls], sources])
+    kept = make_safe_folder() / "mutation" / hashlib.sha256(content.encode()).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="mutation-", dir=make_safe_folder()) as name:
+        folder = Path(name)
+        if sources and kept.is_file():
+            planted = plant_mutants(design.netlist, folder, count=count, seed=seed)
+            outcomes = [Outcome(**one) for one in json.loads(kept.read_text())]
+        else:
+            runner = SteppedRunner(design, folder, count=count, seed=seed)
+            planted = runner.planted
+            outcomes = [runner.run(mutant.number) for mutant in planted.mutants]
+            if sources:
+                _keep(kept, json.dumps([asdict(one) for one in outcomes]))
+        tried = []
+        for mutant, outcome in zip(planted.mutants, outcomes, strict=True):
+            proof = ""
+            if not outcome.how and is_proved:
+                say(f"{design.component}: proving #{mutant.number}")
+                proof = prove_equivalent(
+                    planted,
+                    mutant,
+                    top=design.netlist.name,
+                    when=WHEN.get(design.component, {}),
+                    seconds=seconds,
+                )
+            if not outcome.how and not proof:
+                say(f"{design.component}: survived: {_place(mutant.to_json())}")
+            tried.append(Tried(mutant=mutant, test=outcome.test, how=outcome.how, proof=proof))
+    return Component(
+        component=design.component,
+        tests=tuple(call.name for call in design.calls),
+        tried=tuple(tried),
+    )
+
+
+def _keep(file: Path, text: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as aside:
+        aside.write(text)
+    Path(aside.name).replace(file)
+
+
+def _sources() -> str:
+    """Digest of the tests, their golden models, and the machinery here."""
+    digest = hashlib.sha256()
+    for folder in ("compiler", "models", "rtl", "tests/rtl", "benchmarks"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def measure(
+    tests: Sequence[str] = TESTS,
+    *,
+    count: int = 100,
+    max_designs: int = 4,
+    seed: int = 1,
+    seconds: int = 10,
+    is_proved: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Measure test modules.
+
+    Parameters
+    ----------
+    tests
+        Names of ``tests/rtl/test_<name>.py``.
+    count
+        Mutants of each component; its designs share them.
+    max_designs
+        Designs of a component that are built, spread evenly over those that its tests simulate.
+    seed
+        Of the choice of mutants.
+    """
+    unknown = sorted(set(tests) - set(TESTS))
+    if unknown:
+        raise SpecError(f"Tests must be among {', '.join(TESTS)}, not {unknown[0]!r}")
+    sources = _sources()
+    parts = []
+    for test in tests:
+        designs = designs_of(f"tests.rtl.test_{test}")
+        for name in sorted({design.component for design in designs}):
+            of_it = [design for design in designs if design.component == name]
+            step = max(1.0, len(of_it) / max_designs)
+            chosen = [of_it[int(k * step)] for k in range(min(len(of_it), max_designs))]
+            for number, design in enumerate(chosen):
+                share = count * (number + 1) // len(chosen) - count * number // len(chosen)
+                if share == 0:
+                    continue
+                say(f"{name}, design {number + 1} of {len(chosen)}: {share} mutants")
+                part = measure_design(
+                    design,
+                    count=share,
+                    seed=seed,
+                    seconds=seconds,
+                    is_proved=is_proved,
+                    sources=sources,
+                    say=say,
+                )
+                parts.append(part)
+                say(
+                    f"{name}: {part.count('caught')} caught, {part.count('equivalent')} proved "
+                    f"equivalent, {part.count('survived')} survived"
+                )
+    # a netlist without a site of ours (the tests' own helpers) is no component
+    return Report(count=count, seed=seed, components=tuple(p for p in parts if p.tried))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation", description=__doc__)
+    parser.add_argument("tests", nargs="*", help=f"of: {', '.join(TESTS)}; all by default")
+    parser.add_argument("--count", type=int, default=100, help="mutants of each component")
+    parser.add_argument("--designs", type=int, default=4, help="designs built of a component")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=10, help="of the solver for one proof")
+    parser.add_argument("--no-proofs", action="store_true", help="leave survivors unproved")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    # a test that is only asked for its component never elaborates the others that it made
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        report = measure(
+            given.tests or TESTS,
+            count=given.count,
+            max_designs=given.designs,
+            seed=given.seed,
+            seconds=given.seconds,
+            is_proved=not given.no_proofs,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    except RomsimError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    values = report.to_json()
+    print(json.dumps(values, indent=1, sort_keys=True) if given.json else report.to_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

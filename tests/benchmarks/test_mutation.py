@@ -1,0 +1,157 @@
+# amaranth: UnusedElaboratable=no
+"""Mutants that tests catch, mutants that blunt tests do not, and proofs that are none for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.mutation import Component, Report, Tried, main, measure_design
+from benchmarks.mutation_tests import Call, Design, Outcome, designs_of, try_in_a_fork
+from romsim_models.errors import SpecError
+from romsim_rtl.equivalence import prove_equivalent
+from romsim_rtl.mutants import Mutant, netlist_of, plant_mutants
+from romsim_rtl.recip import RECIP_CYCLES, Recip
+from tests.rtl.stepped import simulate
+from tests.rtl.vector_bench import TABLES
+
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def design() -> Design:
+    (found,) = designs_of("tests.rtl.test_recip")
+    return found
+
+
+def only_when_and_not_what() -> None:
+    """A blunt test: that a result comes in its cycle, whatever it is."""
+    recip = Recip(table=TABLES["RCP"])
+
+    async def bench(context: Any) -> None:
+        for cycle in range(3 * RECIP_CYCLES):
+            context.set(recip.start, cycle == 0)
+            context.set(recip.l, 77)
+            assert context.get(recip.done) == (cycle == RECIP_CYCLES)
+            await context.tick()
+
+    simulate(recip, bench)
+
+
+def test_design_is_found_with_the_tests_that_simulate_it(design: Design) -> None:
+    assert design.component == "recip"
+    assert [call.name for call in design.calls] == ["test_reciprocals_of_sums_of_every_length"]
+
+
+@pytest.mark.verilator
+def test_the_components_tests_catch_what_blunt_ones_let_live(design: Design) -> None:
+    sharp = measure_design(design, count=COUNT, seed=1, is_proved=False)
+    assert len(sharp.tried) == COUNT
+    blunt = Design(
+        component=design.component,
+        netlist=design.netlist,
+        ports=design.ports,
+        calls=[Call(name="blunt", run=only_when_and_not_what)],
+    )
+    dull = measure_design(blunt, count=COUNT, seed=1, is_proved=False)
+    assert [one.mutant for one in dull.tried] == [one.mutant for one in sharp.tried]
+    assert sharp.count("caught") > 2 * dull.count("caught")
+    assert 0 < dull.count("caught") < dull.count("survived")
+    text = Report(count=COUNT, seed=1, components=(dull,)).to_text()
+    assert len(re.findall(r"^survived: recip #\d+ .* in dut, \S+\.py:\d+", text, re.M)) == (
+        dull.count("survived")
+    )
+
+
+@pytest.mark.verilator
+def test_tests_that_fail_without_a_mutant_are_refused(design: Design) -> None:
+    def fails() -> None:
+        raise IndexError
+
+    broken = Design(
+        component="recip",
+        netlist=design.netlist,
+        ports=design.ports,
+        calls=[Call(name="wrong", run=fails)],
+    )
+    message = (
+        r"^The tests of recip must pass on the design without a mutant, not fail in 'wrong' "
+        r"with 'IndexError'$"
+    )
+    with pytest.raises(SpecError, match=message):
+        measure_design(broken, count=COUNT, seed=1)
+
+
+def mutant_of(number: int, command: str) -> Mutant:
+    return Mutant(
+        number=number,
+        mode="",
+        module="dut",
+        cell="",
+        port="",
+        bit=0,
+        wire="",
+        places=(),
+        command=command,
+    )
+
+
+def test_what_a_test_tells_apart_is_never_proved_equivalent(design: Design, tmp_path: Path) -> None:
+    planted = plant_mutants(design.netlist, tmp_path, count=COUNT, seed=1)
+    again = plant_mutants(design.netlist, tmp_path, count=COUNT, seed=1)
+    assert again.mutants == planted.mutants
+    assert plant_mutants(design.netlist, tmp_path, count=COUNT, seed=2).mutants != planted.mutants
+    registers = [m for m in planted.mutants if m.port in ("Q", "EN") and m.mode == "inv"]
+    assert registers
+    for mutant in registers[:2]:
+        assert prove_equivalent(planted, mutant, top="dut", steps=2, seconds=1) == ""
+
+
+def test_outcomes_of_a_child_that_crashes_hangs_or_leaves() -> None:
+    def leave() -> Outcome:
+        raise SystemExit(3)
+
+    def hang() -> Outcome:
+        while True:
+            pass
+
+    assert try_in_a_fork(lambda: Outcome(test="t", how="x"), 5) == Outcome(test="t", how="x")
+    assert try_in_a_fork(leave, 5) == Outcome(how="exit status 1")
+    assert try_in_a_fork(hang, 1) == Outcome(how="timeout")
+
+
+def test_score_leaves_out_what_is_proved_and_counts_what_is_not() -> None:
+    tried = (
+        Tried(mutant=mutant_of(1, ""), test="t", how="AssertionError"),
+        Tried(mutant=mutant_of(2, ""), proof="induction"),
+        Tried(mutant=mutant_of(3, "")),
+        Tried(mutant=mutant_of(4, ""), test="t", how="timeout"),
+    )
+    part = Component(component="a", tests=("t",), tried=tried)
+    values = Report(count=4, seed=1, components=(part,)).to_json()
+    assert values["total"] == {
+        "component": "total",
+        "designs": 1,
+        "mutants": 4,
+        "caught": 2,
+        "equivalent": 1,
+        "survived": 1,
+        "score": 2 / 3,
+    }
+    assert [one["number"] for one in values["survivors"]] == [3]
+
+
+def test_tests_that_there_are_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nothing"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: Tests must be among argmax, ")
+    assert error.endswith(", not 'nothing'\n")
+
+
+def test_counts_that_do_not_fit_the_selecting_input_are_refused(tmp_path: Path) -> None:
+    netlist = netlist_of(Recip(table=TABLES["RCP"]), "dut")
+    with pytest.raises(SpecError, match=r"^Mutants of a design must be from 1 to 65535, not 0$"):
+        plant_mutants(netlist, tmp_path, count=0, seed=1)
