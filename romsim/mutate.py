@@ -10,7 +10,7 @@ from typing import Any
 
 from romsim.cycle import CycleModel
 from romsim.image_faults import FAULT_KINDS, Fault, choose_faults, write_faulty
-from romsim.verify_rtl import compare_rtl
+from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.driver_build import BuildOptions, build_chip
@@ -125,18 +125,20 @@ def mutate(
     images = build_chip(description, options, progress=progress).images
     size = description.target.schedule.n_inflight
     # a whole chunk has a program of its own for the last tokens of a prompt
-    runs = [(tuple(tokens), n_new), (tuple(tokens[:size]), 0)]
-    programs = {name for prompt, n in runs for name in _executed(len(prompt), n, size)}
+    prompts = [
+        RtlPrompt(tokens=tuple(tokens), n_new=n_new),
+        RtlPrompt(tokens=tuple(tokens[:size]), n_new=0),
+    ]
+    programs = {name for prompt in prompts for name in _executed(prompt, size)}
     faults = choose_faults(
         description, count=count, seed=seed, kinds=kinds, programs=sorted(programs)
     )
-    for prompt, n in runs:
-        difference = _difference(description, prompt, n, options=options)
-        if difference is not None:
-            raise SpecError(
-                f"RTL of {description.name!r} must equal its cycle model before faults are "
-                f"injected, not differ in {difference}"
-            )
+    difference = _difference(description, prompts, options=options)
+    if difference is not None:
+        raise SpecError(
+            f"RTL of {description.name!r} must equal its cycle model before faults are "
+            f"injected, not differ in {difference}"
+        )
     limit = _SLACK * CycleModel(description).prefill(tokens).cycles
     outcomes = []
     for number, fault in enumerate(faults):
@@ -144,11 +146,9 @@ def mutate(
             progress("injecting faults", number / len(faults))
         with tempfile.TemporaryDirectory() as name:
             write_faulty(images, fault, Path(name))
-            found = None
-            for prompt, n in runs:
-                found = found or _difference(
-                    description, prompt, n, options=options, images=Path(name), limit=limit
-                )
+            found = _difference(
+                description, prompts, options=options, images=Path(name), limit=limit
+            )
             outcomes.append(FaultOutcome(fault=fault, found=found))
     if progress is not None:
         progress("injecting faults", 1.0)
@@ -161,9 +161,9 @@ def mutate(
     )
 
 
-def _executed(n_tokens: int, n_new: int, size: int) -> Iterator[str]:
+def _executed(prompt: RtlPrompt, size: int) -> Iterator[str]:
     """Name the programs of a prompt in chunks of ``size``, and of decoding."""
-    left = n_tokens
+    left = len(prompt.tokens)
     while left > 0:
         n = size if left >= size else 1
         left -= n
@@ -171,24 +171,20 @@ def _executed(n_tokens: int, n_new: int, size: int) -> Iterator[str]:
             yield "prefill_1" if left else "decode"
         else:
             yield "prefill_n" if left else "prefill_n_head"
-    if n_new:
+    if prompt.n_new:
         yield "decode"
 
 
 def _difference(
     description: Description,
-    prompt: Sequence[int],
-    n_new: int,
+    prompts: Sequence[RtlPrompt],
     *,
     options: BuildOptions,
-    images: Path | None = None,
-    limit: int = 1 << 40,
+    **simulation: Any,
 ) -> str | None:
     """Give the first difference between RTL and cycle model; None if there is none."""
     try:
-        report = compare_rtl(
-            description, prompt, n_new=n_new, options=options, images=images, limit=limit
-        )
+        report = compare_rtl_prompts(description, prompts, options=options, **simulation)
     except ToolError as error:
         return str(error)  # it hangs
     return None if report.first is None else report.first.sentence()

@@ -115,8 +115,6 @@ def compare_rtl(
     trace: bool = True,
     options: BuildOptions | None = None,
     sram_seed: int | None = None,
-    images: Path | None = None,
-    limit: int = 1 << 40,
     progress: Callable[[str, float], None] | None = None,
 ) -> RtlReport:
     """Run prompt and greedy decoding on both, and compare.
@@ -131,10 +129,6 @@ def compare_rtl(
         How the chip is compiled; ``trace`` is set as asked here.
     sram_seed
         Begin with random memories: nothing may change.
-    images
-        ROM images for the RTL in place of the description's own; see :mod:`romsim.mutate`.
-    limit
-        Cycles after which a program is taken to hang.
 
     Raises
     ------
@@ -160,10 +154,10 @@ def compare_rtl_prompts(
     *,
     trace: bool = True,
     options: BuildOptions | None = None,
-    sram_seed: int | None = None,
     progress: Callable[[str, float], None] | None = None,
+    **simulation: Any,
 ) -> RtlReport:
-    """Run prompts one after the other on both, and compare; the rest as for `compare_rtl`.
+    """As `compare_rtl`, for prompts one after the other; ``simulation`` is for `RtlRun`.
 
     Raises
     ------
@@ -178,13 +172,7 @@ def compare_rtl_prompts(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace") if trace else None
         with RtlRun(
-            description,
-            options=options,
-            trace=file,
-            sram_seed=sram_seed,
-            images=images,
-            limit=limit,
-            progress=progress,
+            description, options=options, trace=file, progress=progress, **simulation
         ) as chip:
             comparison = _Comparison(description, chip, file, tally)
             for prompt in prompts:

@@ -113,7 +113,7 @@ def test_injected_faults_are_found_and_what_cannot_be_seen_is_said(
     kinds = ("code", "scale", "program", "heads")
     report = mutate(chip, tokens=PROMPT[:3], n_new=1, count=2, kinds=kinds, options=OPTIONS)
     assert report.passed, report.to_text()
-    assert report.by_kind() == {kind: (2, 2) for kind in kinds}
+    assert report.by_kind() == dict.fromkeys(kinds, (2, 2))
     # the lowest bits of a gain are below what 8 bits of its product show
     done = run_command(
         capsys,
