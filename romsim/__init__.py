@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         perplexity,
         verify,
     )
+    from romsim.kv_quality import kv_eval
     from romsim.logic_rom_area import logic_rom
 
 __all__ = [
@@ -19,13 +20,15 @@ __all__ = [
     "build_report",
     "compare",
     "compile",
+    "kv_eval",
     "load",
     "logic_rom",
     "perplexity",
     "verify",
 ]
 
-_MODULES = {"logic_rom": "romsim.logic_rom_area"}  # all others: romsim.api
+# All others: romsim.api
+_MODULES = {"kv_eval": "romsim.kv_quality", "logic_rom": "romsim.logic_rom_area"}
 
 
 def __getattr__(name: str) -> object:

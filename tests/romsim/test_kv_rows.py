@@ -16,10 +16,13 @@ from romsim.comparison import make_reference
 from romsim.cycle import CycleModel
 from romsim.cycle.kernels_kv_codec import encode_rows, encode_words
 from romsim.cycle.kv_rows import PagePool, RowMap
+from romsim.design_point import DesignPoint
 from romsim.kv_check import kv_models
 from romsim.kv_formulas import kv_bytes
+from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.durations import attention_cycles
+from romsim_compiler.formats import parse_format
 from romsim_compiler.kv import parse_kv
 from romsim_compiler.kv_sram import MASS_BITS, element_bits, sequence_bits, stored_bits, table_bits
 from romsim_compiler.memory_map import max_context
@@ -427,3 +430,20 @@ def test_configurations_keep_their_order_of_room() -> None:
 
     rooms = [fits(n) for n in ("fp16", "int8", "kivi-4bit", "int4", "int4-g64", "kivi-2bit")]
     assert rooms == sorted(rooms)
+
+
+@pytest.mark.parametrize(
+    "kv", ["vllm", "int4", "kivi-2bit-sinks", "streaming-llm,window=60", "h2o,heavy=40,window=30"]
+)
+def test_cycles_of_a_token_sum_up_by_resource(kv: str) -> None:
+    spec = replace(SHAPES["smollm2"], n_layers=2)
+    target = replace(load_target("rtl-1k"), kv=parse_kv(kv))
+    point = DesignPoint.uniform(spec, target, parse_format("int4g32"), head=parse_format("int8g32"))
+    plain = replace(point, target=replace(target, kv=parse_kv("int8")))
+    for context in (1, 64, 70, 71, 160, 161, 300):
+        profile = profile_token(point, context)
+        assert sum(profile.by_resource.values()) == profile.cycles
+        assert profile.cycles == point.decode_cycles([context - 1])[0]
+        if point.target.kv.retention == "all":
+            more = profile.cycles - plain.decode_cycles([context - 1])[0]
+            assert (more > 0) == (kv != "int4")

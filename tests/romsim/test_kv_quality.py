@@ -1,0 +1,143 @@
+"""``romsim kv-eval``: rows, their order, JSON and CSV, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import romsim
+from romsim.kv_quality import KvEvaluation
+from romsim.quality import default_text
+from romsim.simulate import load_tokenizer
+from romsim_compiler.description import Description
+from romsim_models.errors import SpecError
+from tests.command_line import run_command
+
+Capture = pytest.CaptureFixture[str]
+CONFIGS = (
+    "int8",
+    "kivi-2bit,residual=8,group=8",
+    "h2o,heavy=6,window=6",
+    "streaming-llm,window=12",
+)
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Description) -> KvEvaluation:
+    return romsim.kv_eval(tiny, n_tokens=100, window=48, skip=8, configs=("fp16", *CONFIGS))
+
+
+def test_first_row_is_the_baseline_and_the_others_keep_their_order(done: KvEvaluation) -> None:
+    assert [row.config for row in done.rows] == ["fp16", *CONFIGS]
+    first = done.rows[0]
+    assert (first.change_percent, first.agreement) == (0, 1)
+    assert (done.n_tokens, done.n_scored) == (96, 80)  # 4 tokens are no window to score
+    for row in done.rows:
+        assert row.change_percent == pytest.approx(100 * (row.perplexity / first.perplexity - 1))
+        assert row.saturations == 0
+
+
+def test_baseline_is_the_chips_perplexity_with_16_bit_words(
+    done: KvEvaluation, tiny: Description
+) -> None:
+    """Whole windows, scored from their second token, are what `romsim perplexity` scores."""
+    one = romsim.kv_eval(tiny, n_tokens=96, window=48, skip=1, configs=("int8",))
+    quality = romsim.perplexity(tiny, n_tokens=96, window=48)
+    assert one.rows[1].perplexity == pytest.approx(quality.chip_perplexity, rel=1e-12)
+    assert one.float_perplexity == pytest.approx(quality.float_perplexity, rel=1e-6)
+    assert done.float_perplexity != one.float_perplexity
+
+
+def test_room_and_rate_are_those_of_a_chip_compiled_so(
+    done: KvEvaluation, tiny: Description
+) -> None:
+    fp16, int8, kivi, h2o, stream = done.rows
+    assert (int8.bits_per_element, kivi.bits_per_element) == (8.25, 2 + 32 / 8)
+    assert int8.bytes_per_token == 2 * 2 * 2 * 32 * 8.25 / 8
+    assert fp16.tokens_fit is not None
+    assert int8.tokens_fit is not None
+    assert fp16.tokens_fit < int8.tokens_fit
+    assert (h2o.slots, h2o.tokens_fit, stream.slots, stream.tokens_fit) == (13, None, 16, None)
+    assert int8.tokens_per_s > fp16.tokens_per_s
+
+
+def test_a_window_that_holds_everything_costs_nothing(tiny: Description) -> None:
+    done = romsim.kv_eval(tiny, n_tokens=48, window=48, skip=8, configs=("h2o,heavy=24,window=24",))
+    assert done.rows[1].perplexity == done.rows[0].perplexity
+    assert done.rows[1].agreement == 1
+
+
+def test_json_and_csv(
+    done: KvEvaluation, tiny: Description, tmp_path: Path, capsys: Capture
+) -> None:
+    table = tmp_path / "rows.csv"
+    outcome = run_command(
+        capsys, "kv-eval", str(tiny.path), "--tokens", "96", "--window", "48", "--skip", "8",
+        "--configs", "int8", "--csv", str(table), "--json",
+    )  # fmt: skip
+    values = json.loads(outcome.out)
+    schema = Path(romsim.__file__).parent / "schemas" / "kv-eval.schema.json"
+    jsonschema.validate(values, json.loads(schema.read_text()))
+    assert values["rows"][1]["perplexity"] == done.rows[1].perplexity
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [row["config"] for row in rows] == ["fp16", "int8"]
+    assert float(rows[1]["perplexity"]) == done.rows[1].perplexity
+    assert rows[1]["slots"] == ""
+    lines = done.lines()
+    assert len(lines) == 2 + len(done.rows)
+    assert lines[0].startswith("96 tokens in windows of 48, 80 scored; float decoder ")
+    assert "no end" in lines[-1]
+
+
+def test_what_cannot_be_measured_is_refused(tiny: Description, tmp_path: Path) -> None:
+    def refused(sentence: str, **options: object) -> None:
+        with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+            romsim.kv_eval(tiny, **options)  # type: ignore[arg-type]
+
+    refused("Tokens to skip must be 1 to 1023, not 1024", skip=1024)
+    refused(
+        "Text must have more than 256 tokens, not 100; give a longer one, or lower --skip",
+        n_tokens=100,
+    )
+    refused(
+        "kv.group must divide head_dim of model 'tiny-int4', 32, not 64: values share a scale per "
+        "64 channels (rule 5)",
+        configs=("int4-g64",),
+    )
+    missing = tmp_path / "missing"
+    refused(
+        f"Text {missing} must be a readable UTF-8 file, not [Errno 2] No such file or directory: "
+        f"'{missing}'",
+        text=missing,
+    )
+
+
+@pytest.mark.slow
+def test_t1_10_t1_11_t1_12_orders_hold_on_the_real_model(tmp_path: Path) -> None:
+    """SmolLM2 on one window of 640 tokens: cheap ones in order, a bare window blows up."""
+    chip = romsim.compile(
+        "smollm2", tmp_path / "chip", target="roma-7nm-g32", fit=True, context=1024
+    )
+    configs = (
+        "int8", "kivi-4bit,residual=64", "int4", "kivi-2bit,residual=64", "h2o,heavy=64,window=64",
+        "streaming-llm,window=124", "window,window=128",
+    )  # fmt: skip
+    done = romsim.kv_eval(chip, n_tokens=640, window=640, skip=256, configs=configs)
+    change = {row.config: row.change_percent for row in done.rows}
+    assert abs(change["int8"]) < 0.1  # T1-08
+    assert change["int8"] < change["int4"]
+    assert change["kivi-4bit,residual=64"] < change["int4"] < change["kivi-2bit,residual=64"]
+    h2o, stream, window = (change[name] for name in configs[4:])
+    assert h2o < stream < window
+    assert window > 50
+    assert all(row.saturations == 0 for row in done.rows)
+    text = load_tokenizer(chip).encode(default_text(), add_special=False)
+    assert len(text) > 640
+    assert math.isfinite(done.float_perplexity)
