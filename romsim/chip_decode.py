@@ -14,7 +14,7 @@ from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token
 from romsim_compiler.technology import Range
-from romsim_models.errors import CapacityError
+from romsim_models.errors import CapacityError, SpecError
 
 __all__ = ["ChipDecode", "decode_on_chip"]
 
@@ -66,10 +66,14 @@ def decode_on_chip(description: Description, context: int) -> ChipDecode:
     ------
     CapacityError
         If the context does not fit.
+    SpecError
+        If it is less than the new token.
     """
-    if not 1 <= context <= description.context:
+    if context < 1:
+        raise SpecError(f"Context must be at least 1 token, the new one, not {context}")
+    if context > description.context:
         raise CapacityError(
-            f"Context must be from 1 to {description.context} tokens in {description.path}, not "
+            f"Context must be at most {description.context} tokens in {description.path}, not "
             f"{context}; compile with a larger --context"
         )
     point = point_of_description(description)

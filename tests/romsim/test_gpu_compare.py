@@ -372,7 +372,7 @@ def test_technology_that_the_wafer_price_is_not_for_is_told(
 def test_context_that_does_not_fit_is_refused(tiny: Description) -> None:
     with pytest.raises(
         CapacityError,
-        match=rf"^Context must be from 1 to 96 tokens in {tiny.path}, not 97; compile with a "
+        match=rf"^Context must be at most 96 tokens in {tiny.path}, not 97; compile with a "
         r"larger --context$",
     ):
         decode_on_chip(tiny, 97)
@@ -442,8 +442,9 @@ def test_command_writes_cost_inputs_that_it_takes_back(
         (["--batch", "2"], "--batch must be used with --device, not without; add --device"),
         (["--steps", "0"], "--steps must be used with --device, not without; add --device"),
         (["--save", "x"], "--save must be used with --device, not without; add --device"),
+        (["--context", "0"], "Context must be at least 1 token, the new one, not 0"),
         (["--fraction", "1.2"], "Share of bandwidth must be above 0 and at most 1, not 1.2"),
-        (["--context", "200"], "Context must be from 1 to 96 tokens in {}, not 200; compile with "
+        (["--context", "200"], "Context must be at most 96 tokens in {}, not 200; compile with "
          "a larger --context"),
         (
             ["--gpu", "h10"],
