@@ -63,8 +63,13 @@ class Simulation:
         }
 
 
-def load_tokenizer(description: Description) -> Tokenizer:
+def load_tokenizer(description: Description, *, ids: str = "--tokens") -> Tokenizer:
     """Return the tokenizer in a description.
+
+    Parameters
+    ----------
+    ids
+        The option with which token ids are given instead of a text.
 
     Raises
     ------
@@ -75,7 +80,7 @@ def load_tokenizer(description: Description) -> Tokenizer:
     if file is None:
         raise SpecError(
             f"{description.path} must have a tokenizer for text, but its model brought none; give "
-            f"token ids with --tokens"
+            f"token ids with {ids}"
         )
     return Tokenizer.from_json(file.read_text(encoding="utf-8"))
 
@@ -86,8 +91,16 @@ def prompt_tokens(
     prompt: str | None = None,
     chat: str | None = None,
     tokens: Sequence[int] | None = None,
+    ids: str = "--tokens",
 ) -> list[int]:
     """Return the prompt as token ids.
+
+    Parameters
+    ----------
+    prompt, chat, tokens
+        A text, a user's message or token ids.
+    ids
+        The option with which token ids are given.
 
     Raises
     ------
@@ -97,22 +110,22 @@ def prompt_tokens(
     given = [x for x in (prompt, chat, tokens) if x is not None]
     if len(given) != 1:
         raise SpecError(
-            f"Prompt must be given once, as --prompt, --chat or --tokens, not {len(given)} times"
+            f"Prompt must be given once, as --prompt, --chat or {ids}, not {len(given)} times"
         )
     if tokens is not None:
-        ids = list(tokens)
+        found = list(tokens)
     elif chat is not None:
-        ids = load_tokenizer(description).encode_chat(chat)
+        found = load_tokenizer(description, ids=ids).encode_chat(chat)
     else:
         assert prompt is not None
-        ids = load_tokenizer(description).encode(prompt)
-    if not ids:
+        found = load_tokenizer(description, ids=ids).encode(prompt)
+    if not found:
         raise SpecError("Prompt must have at least one token, not none; give a text")
     vocab = description.spec.vocab_size
-    for token in ids:
+    for token in found:
         if not 0 <= token < vocab:
             raise SpecError(f"Token id must be from 0 to {vocab - 1}, not {token!r}")
-    return ids
+    return found
 
 
 def check_length(
@@ -139,7 +152,8 @@ def check_length(
     needed = n_prompt + n_new - least
     room = description.context - n_prompt + least
     if needed > description.context:
-        remedy = f"lower --max-tokens to {room}" if room >= least else "shorten the prompt"
+        option = "--tokens" if feeds_last else "--max-tokens"
+        remedy = f"lower {option} to {room}" if room >= least else "shorten the prompt"
         raise CapacityError(
             f"Prompt of {n_prompt} tokens and {n_new} new ones must fit the context of "
             f"{description.context} tokens, not {needed}; {remedy}, or compile with a larger "

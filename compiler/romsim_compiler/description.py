@@ -143,6 +143,11 @@ class Description:
         return str(self.manifest["name"])
 
     @property
+    def whole(self) -> Description:
+        """The chip with all its instructions: this one; see `romsim_compiler.reduced`."""
+        return self
+
+    @property
     def context(self) -> int:
         """Tokens that one sequence may have."""
         return int(self.manifest["context"])

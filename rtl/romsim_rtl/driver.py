@@ -94,15 +94,15 @@ class RtlRun:
         progress: Progress | None = None,
     ) -> None:
         options = options or BuildOptions()
-        for name, wanted, option in (
-            ("trace", trace, "trace"),
-            ("waves", waves, "waves"),
-            ("sram_seed", sram_seed, "trace"),
+        for name, wanted, option, remedy in (
+            ("trace", trace, "trace", "True"),
+            ("waves", waves, "waves", "'fst'"),
+            ("sram_seed", sram_seed, "trace", "True"),
         ):
             if wanted is not None and not getattr(options, option):
                 raise SpecError(
                     f"{name} must be asked of a build that has it, not of one with "
-                    f"{option}=False; set BuildOptions({option}=True)"
+                    f"{option}={getattr(options, option)}; set BuildOptions({option}={remedy})"
                 )
         self.description = description
         self.build: ChipBuild = build_chip(description, options, progress=progress)

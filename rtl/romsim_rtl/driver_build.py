@@ -17,12 +17,17 @@ from pathlib import Path
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.emit import TOP_MODULE, verilog_texts
-from romsim_rtl.rom_files import write_images
+from romsim_rtl.rom_files import program_words, write_images, write_program_image
 from romsim_rtl.toolchain import make_safe_folder
 from romsim_rtl.top import Top
 from romsim_rtl.verilated import verilate
 
-__all__ = ["BuildOptions", "ChipBuild", "build_chip"]
+__all__ = ["WAVES", "BuildOptions", "ChipBuild", "build_chip", "write_chip"]
+
+WAVES = ("fst", "vcd")
+"""Forms of waveforms; ``fst`` is smaller and needs zlib's header and library."""
+
+_WAVE_WIDTH = 4096  # bits of the widest signal that is shown
 
 Progress = Callable[[str, float], None]
 """Called with a stage and the finished fraction."""
@@ -42,13 +47,22 @@ class BuildOptions:
         Whether the simulation can write every SRAM write and issue to a file, and begin with
         random memories.
     waves
-        Whether it can write an FST waveform.
+        Form of the waveforms that it can write, one of `WAVES`; ``None`` for none.
+
+    Raises
+    ------
+    SpecError
+        If there is no such form.
     """
 
     opt: str = "-O3"
     threads: int = 1
     trace: bool = False
-    waves: bool = False
+    waves: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.waves is not None and self.waves not in WAVES:
+            raise SpecError(f"Waves must be one of {', '.join(WAVES)}, not {self.waves!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +92,8 @@ def build_chip(
 ) -> ChipBuild:
     """Build the simulation of a chip, or take the one of the same content.
 
-    The Verilog depends on shapes alone, so models of one shape share a build.
+    The Verilog depends on shapes alone, so models of one shape share a build, and a chip with some
+    of its instructions (`romsim_compiler.reduced`) has that of the whole.
 
     Raises
     ------
@@ -87,39 +102,60 @@ def build_chip(
     ToolError
         If a tool is missing or the build fails.
     """
-    if not description.has_images:
-        raise SpecError(
-            f"{description.path} must have ROM images to be simulated as RTL, but it was compiled "
-            f"from a shape without weights; compile a model with weights"
-        )
     options = options or BuildOptions()
     say = progress or (lambda stage, fraction: None)
-    cache = make_safe_folder()
     say("writing Verilog", 0.0)
-    verilog = _cached(cache, f"chip-{_shape_key(description)}", _VerilogWriter(description))
+    verilog = write_chip(description)
     say("writing ROM images", 0.1)
-    images = _cached(cache, f"images-{_image_key(description)}", _ImageWriter(description))
+    whole, cache = description.whole, make_safe_folder()
+    images = _cached(cache, f"images-{_image_key(whole)}", _ImageWriter(whole))
+    if description is not whole:
+        name = f"images-{_image_key(whole, description)}"
+        images = _cached(cache, name, _ProgramWriter(description, images))
     say("compiling", 0.2)
     # Only "unique" takes the first contents of memories and registers from the seed of a run.
     checks = ["+define+ROMSIM_TRACE", "--x-initial", "unique"] if options.trace else []
     flags = ["-DROMSIM_TRACE"] if options.trace else []
     if description.manifest["adapters"]:
         flags.append("-DROMSIM_LORA")
+    waves: list[str] = []
+    if options.waves is not None:
+        waves = [f"--trace-{options.waves}", "--trace-max-width", f"{_WAVE_WIDTH}"]
     with as_file(files("romsim_rtl").joinpath("cpp")) as cpp:
+        # Verilator's FST writer wants LZ4 for signals' names; what it needs of it is here
+        fst = sorted(cpp.joinpath("fst").iterdir()) if options.waves == "fst" else []
         built = verilate(
             [verilog / name for name in (verilog / "filelist.f").read_text().split()],
             TOP_MODULE,
             cpp=sorted(cpp.glob("*.cpp")),
-            headers=sorted(cpp.glob("*.h")),
+            headers=[*sorted(cpp.glob("*.h")), *fst],
             threads=options.threads,
             opt=options.opt,
-            args=[*(["--trace-fst"] if options.waves else []), *checks, "-Wno-fatal"],
-            cflags=flags,
-            # FST is written with zlib
-            ldflags=["-lz"] if options.waves else [],
+            args=[*waves, *checks, "-Wno-fatal"],
+            cflags=[*flags, *(["-I.."] if fst else [])],
+            ldflags=["-L.."] if fst else [],
         )
     say("compiling", 1.0)
     return ChipBuild(executable=built.executable, images=images, is_cached=built.is_cached)
+
+
+def write_chip(description: Description) -> Path:
+    """Write a chip's Verilog into the cache, or find it there; return the folder.
+
+    Raises
+    ------
+    SpecError
+        If the description has no images, or the RTL has no hardware for it.
+    ToolError
+        If yosys fails.
+    """
+    if not description.has_images:
+        raise SpecError(
+            f"{description.path} must have ROM images to be simulated as RTL, but it was compiled "
+            f"from a shape without weights; compile a model with weights"
+        )
+    whole = description.whole
+    return _cached(make_safe_folder(), f"chip-{_shape_key(whole)}", _VerilogWriter(whole))
 
 
 class _VerilogWriter:
@@ -139,6 +175,19 @@ class _ImageWriter:
 
     def __call__(self, folder: Path) -> None:
         write_images(self.description, folder, image_format="bin")
+
+
+class _ProgramWriter:
+    """Another program beside the images of the whole chip."""
+
+    def __init__(self, description: Description, images: Path) -> None:
+        self.description, self.images = description, images
+
+    def __call__(self, folder: Path) -> None:
+        program = write_program_image(self.description, folder, image_format="bin")
+        for path in sorted(self.images.iterdir()):
+            if path.name != program:
+                os.link(path, folder / path.name)
 
 
 def _code_digest() -> bytes:
@@ -180,8 +229,10 @@ def _shape_key(description: Description) -> str:
     return digest.hexdigest()
 
 
-def _image_key(description: Description) -> str:
+def _image_key(description: Description, reduced: Description | None = None) -> str:
     digest = hashlib.sha256(_code_digest())
+    if reduced is not None:
+        digest.update(repr(program_words(reduced)).encode())
     digest.update(json.dumps(description.target.to_json(), sort_keys=True).encode())
     for name in ("rom.bin", "gains.bin", "placement.json", "program.json"):
         digest.update(description.manifest["files"][name]["sha256"].encode())

@@ -91,12 +91,15 @@ class ProgramTrace:
 
     Parameters
     ----------
+    begin
+        Cycle of the simulation in which its first instruction may issue.
     issues
         In order.
     writes
         By the memory's name.
     """
 
+    begin: int
     issues: tuple[Issue, ...]
     writes: dict[str, Writes]
 
@@ -158,7 +161,7 @@ class TraceReader:
                 memory = self._memories[number]
                 writes[memory.name] = _gather(memory, raw, np.array(where), records.begin)
             issues = _issues(records.events, records.begin)
-            result.append(ProgramTrace(issues=issues, writes=writes))
+            result.append(ProgramTrace(begin=records.begin, issues=issues, writes=writes))
         return result
 
     def _take_memory(self, raw: NDArray[np.uint32], at: int) -> int:

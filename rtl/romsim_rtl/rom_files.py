@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from romsim_compiler.description import Description
+from romsim_compiler.program import Program
 from romsim_models.errors import SpecError
 from romsim_rtl.encoding import WORD_BITS, encode_program
 
@@ -115,20 +116,27 @@ def write_program_image(
 
 
 def program_words(description: Description) -> tuple[list[int], list[int]]:
-    """Return each program's first address, by number, and the words of the program ROM."""
+    """Return each program's first address, by number, and the words of the program ROM.
+
+    Programs with some of a chip's instructions begin where its whole ones do.
+    """
+    starts: list[int] = []
+    words: list[int] = []
+    for program, whole in zip(_programs(description), _programs(description.whole), strict=True):
+        starts.append(len(words))
+        encoded = encode_program(program, description)
+        words += encoded + encoded[-1:] * (len(whole.instructions) - len(program.instructions))
+    return starts, words
+
+
+def _programs(description: Description) -> list[Program]:
     n_inflight = description.target.schedule.n_inflight
-    programs = [
+    return [
         description.decode,
         description.prefill(1, False),
         description.prefill(n_inflight, False),
         description.prefill(n_inflight, True),
     ]
-    starts: list[int] = []
-    words: list[int] = []
-    for program in programs:
-        starts.append(len(words))
-        words += encode_program(program, description)
-    return starts, words
 
 
 def _append(path: Path, words: NDArray[np.uint8], image_format: str, *, begin: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,8 @@ def test_command_line_puts_an_adapter_into_the_chip_and_tells_its_error(
     )
     assert (done.code, len(done.json()["tokens"])) == (0, 3)
     done = run_command(
-        capsys, "verify", out, "--tokens", "1,2", "--max-tokens", 2, "--adapter", "story", "--lora",
-        adapter_folder, "--json",
+        capsys, "verify", out, "--token-ids", "1,2", "--tokens", 2, "--adapter", "story", "--lora",
+        adapter_folder, "--level", "values", "--json",
     )  # fmt: skip
     assert (done.code, done.json()["passed"]) == (0, True)
 
@@ -193,7 +194,8 @@ def test_fitted_chip_has_room_for_its_adapters(tmp_path: Path) -> None:
         adapters={"a": folder},
     )
     assert chip.context >= 100
-    assert romsim.verify(chip, tokens=[1, 2, 3], n_new=2, adapter="a", loras={"a": folder}).passed
+    options: dict[str, Any] = {"adapter": "a", "loras": {"a": folder}, "level": "values"}
+    assert romsim.verify(chip, tokens=[1, 2, 3], n_new=2, **options).passed
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,11 @@ def test_comparison_names_the_first_divergence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = reseal(mutant(chips["tiny-int4"], tmp_path / "m", mutate))
-    done = run_command(capsys, "verify", folder, "--prompt", "Once", "--max-tokens", 4, "--json")
+    arguments = ["verify", folder, "--prompt", "Once", "--tokens", 4, "--level", "values"]
+    done = run_command(capsys, *arguments, "--json")
     assert done.code == 1
-    report = done.json()
+    assert not done.json()["passed"]
+    report = done.json()["reference"]
     first = report["first"]
     assert (first["operator"], first["index"]) == (operator, index)
     assert first["expected"] != first["got"]
@@ -90,7 +92,7 @@ def test_comparison_names_the_first_divergence(
     assert report["tainted"][0] == operator
     assert not report["passed"]
     assert report["n_mismatches"] >= 1
-    done = run_command(capsys, "verify", folder, "--prompt", "Once", "--max-tokens", 4)
+    done = run_command(capsys, *arguments)
     assert (done.code, done.err) == (1, "")
     lines = done.out.splitlines()
     assert lines[0].startswith("DIFFERENT: ")
@@ -138,7 +140,7 @@ def test_changed_rom_is_refused_unless_digests_are_not_checked(
         assert re.fullmatch(rf"romsim: {pattern}", done.sentence())
     unchecked = Description.load(folder, verify=False)
     assert romsim.audit(unchecked).n_differences == 1
-    report = romsim.verify(unchecked, prompt="Once", n_new=2)
+    report = romsim.verify(unchecked, prompt="Once", n_new=2, level="values").reference
     assert report.first is not None
     assert (report.first.operator, report.first.index) == ("L0.q", 5)
 
@@ -214,11 +216,13 @@ def test_changed_adapter_is_found(
     data[where["first"] + 7 * where["shape"][1] + 2] ^= 0x20
     path.write_bytes(data)
     reseal(folder)
-    arguments = ["verify", folder, "--prompt", "Once", "--max-tokens", 3, "--adapter", "story"]
-    done = run_command(capsys, *arguments, "--lora", f"story={adapter_folder}", "--json")
+    arguments = ["verify", folder, "--prompt", "Once", "--tokens", 3, "--level", "values"]
+    chosen = ["--adapter", "story", "--lora", f"story={adapter_folder}"]
+    done = run_command(capsys, *arguments, *chosen, "--json")
     assert done.code == 1
-    assert (done.json()["first"]["operator"], done.json()["first"]["index"]) == ("L0.q", 7)
-    done = run_command(capsys, "verify", folder, "--prompt", "Once", "--max-tokens", 3)
+    first = done.json()["reference"]["first"]
+    assert (first["operator"], first["index"]) == ("L0.q", 7)
+    done = run_command(capsys, *arguments)
     assert done.code == 0  # nothing is wrong without the adapter
 
 

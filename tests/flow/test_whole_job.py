@@ -25,7 +25,9 @@ def check_equal(
     chip: Description, *, adapter: str | None = None, folder: Path | None = None
 ) -> None:
     loras = None if adapter is None or folder is None else {adapter: folder}
-    report = romsim.verify(chip, prompt=PROMPT, n_new=40, adapter=adapter, loras=loras)
+    report = romsim.verify(
+        chip, prompt=PROMPT, n_new=40, level="values", adapter=adapter, loras=loras
+    ).reference
     assert (report.passed, report.n_mismatches, report.first) == (True, 0, None)
     assert report.saturations == 0
     assert report.n_tokens == 40 + len(PROMPT)
@@ -106,7 +108,7 @@ def test_a_description_can_be_moved(chips: dict[str, Description], tmp_path: Pat
 
     moved = tmp_path / "path with a space" / "chip é"
     shutil.copytree(chips["tiny-int4"].path, moved)
-    assert romsim.verify(moved, tokens=[5, 6], n_new=2).passed
+    assert romsim.verify(moved, tokens=[5, 6], n_new=2, level="values").passed
     assert romsim.audit(moved).n_differences == 0
 
 

@@ -35,7 +35,7 @@ def test_there_is_nothing_else() -> None:
 def test_calls_take_a_folder_a_path_or_a_description(tiny: Description) -> None:
     for chip in (tiny, tiny.path, str(tiny.path)):
         assert romsim.audit(chip).n_differences == 0
-        assert romsim.verify(chip, tokens=[40], n_new=1).passed
+        assert romsim.verify(chip, tokens=[40], n_new=1, level="values").passed
     assert romsim.load(str(tiny.path)).manifest == tiny.manifest
 
 
@@ -49,14 +49,15 @@ def test_comparison_takes_a_prompt_in_any_form(tiny: Description) -> None:
         ({}, tokenizer.encode(default)),
     ]
     for options, text in cases:
-        assert romsim.verify(tiny, n_new=2, **options).n_tokens == len(text) + 2
+        done = romsim.verify(tiny, n_new=2, level="values", **options)
+        assert done.reference.n_tokens == len(text) + 2
 
 
 def test_comparison_that_passes_the_context_is_refused_before_it_runs(tiny: Description) -> None:
     refused(
         CapacityError,
         "Prompt of 3 tokens and 94 new ones must fit the context of 96 tokens, not 97; lower "
-        "--max-tokens to 93, or compile with a larger --context",
+        "--tokens to 93, or compile with a larger --context",
         romsim.verify, tiny, tokens=[1, 2, 3], n_new=94,
     )  # fmt: skip
 

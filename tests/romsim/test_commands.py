@@ -16,6 +16,7 @@ from romsim.commands.output import Progress
 from romsim.comparison import ValueReport
 from romsim.rates import decode_rates
 from romsim.simulate import load_tokenizer
+from romsim.verification import Verification
 from romsim_compiler.description import Description
 from romsim_compiler.target_file import list_targets, parse_target
 from romsim_models.registry import named_models
@@ -192,9 +193,10 @@ def test_audit(tiny: Description, capsys: Capture) -> None:
 
 
 def test_verify(tiny: Description, capsys: Capture) -> None:
-    arguments = ["verify", tiny.path, "--chat", "Hi", "--max-tokens", 2]
-    values = checked(run_command(capsys, *arguments, "--json"), "verify")
-    assert values["passed"]
+    arguments = ["verify", tiny.path, "--chat", "Hi", "--tokens", 2, "--level", "values"]
+    whole = checked(run_command(capsys, *arguments, "--json"), "verify")
+    assert (whole["level"], whole["passed"], whole["rtl"]) == ("values", True, [])
+    values = whole["reference"]
     assert values["first"] is None
     done = run_command(capsys, *arguments)
     assert (done.code, done.err) == (0, "")
@@ -210,7 +212,8 @@ def test_verify_of_nothing_fails(
     empty = ValueReport(
         n_tokens=0, n_values=0, n_mismatches=0, first=None, tainted=(), saturations=0, counts={}
     )
-    monkeypatch.setattr("romsim.api.verify", lambda *a, **k: empty)
+    done_so = Verification(level="values", reference=empty)
+    monkeypatch.setattr("romsim.api.verify", lambda *a, **k: done_so)
     done = run_command(capsys, "verify", tiny.path)
     assert (done.code, done.out) == (
         1,

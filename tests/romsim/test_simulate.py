@@ -177,7 +177,7 @@ def test_a_run_that_feeds_its_last_token_back_needs_one_place_more(tiny: Descrip
     refused(
         CapacityError,
         "Prompt of 90 tokens and 7 new ones must fit the context of 96 tokens, not 97; lower "
-        "--max-tokens to 6, or compile with a larger --context",
+        "--tokens to 6, or compile with a larger --context",
         check_length, description=tiny, n_prompt=90, n_new=7, feeds_last=True,
     )  # fmt: skip
     refused(

@@ -25,7 +25,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from romsim.verify_rtl import RtlPrompt, RtlReport, compare_rtl_prompts
+from romsim.rtl_report import RtlReport
+from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.driver_build import BuildOptions

@@ -102,7 +102,12 @@ def test_a_flipped_rom_bit_is_found_and_named(
     assert report.first is not None
     assert report.first.what == "value of L0.matvec down to Y"
     assert (report.first.program, report.first.position, report.first.index) == (0, 0, row)
-    place = rf"value of L0\.matvec down to Y\[{row}\], cycle \d+ of program 0 at position 0"
+    assert (report.first.layer, report.first.operator) == (0, "matvec down")
+    assert (report.first.tile, report.first.lane) == (-1, row % chip.target.vector.n_lanes)
+    assert report.first.chip_cycle > report.first.cycle
+    lane = row % chip.target.vector.n_lanes
+    where = rf"value of L0\.matvec down to Y\[{row}\], lane {lane}"
+    place = rf"{where}, cycle \d+ of program 0 at position 0"
     values = r"cycle model -?\d+ \(0x[0-9a-f]+\), RTL -?\d+ \(0x[0-9a-f]+\)"
     assert re.fullmatch(rf"{place}: {values}", report.first.sentence())
 
@@ -241,17 +246,17 @@ def test_memories_begin_with_anything(chip: Description, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
-        ("trace", "trace", Path("file")),
-        ("waves", "waves", (Path("file"), 0, 1)),
-        ("sram_seed", "trace", 3),
+        ("trace", "trace=False", Path("file")),
+        ("waves", "waves=None", (Path("file"), 0, 1)),
+        ("sram_seed", "trace=False", 3),
     ],
 )
 def test_what_the_build_cannot_do_is_refused(
     chip: Description, name: str, option: str, value: Any
 ) -> None:
     message = (
-        f"{name} must be asked of a build that has it, not of one with {option}=False; set "
-        f"BuildOptions({option}=True)"
+        f"{name} must be asked of a build that has it, not of one with {option}; set "
+        f"BuildOptions({option.replace('False', 'True').replace('None', repr('fst'))})"
     )
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from romsim.cycle import CycleModel
-from romsim.verify_rtl import RtlPrompt, RtlReport, compare_rtl_prompts
+from romsim.rtl_report import RtlReport
+from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from tests.rtl.sweep import (
@@ -171,6 +172,9 @@ def test_command_line_says_what_was_covered(
         n_mismatches=0,
         first=None,
         by_memory={},
+        by_operator={},
+        n_cycles=6,
+        wall_s=0.0,
     )
     monkeypatch.setattr("tests.rtl.sweep._compare", lambda *_: report)
     assert main(["--count", "2", "--first", "7", "--out", str(tmp_path)]) == 0

@@ -27,6 +27,10 @@
 #endif
 #if VM_TRACE_FST
 #include "verilated_fst_c.h"
+using Waves = VerilatedFstC;
+#elif VM_TRACE
+#include "verilated_vcd_c.h"
+using Waves = VerilatedVcdC;
 #endif
 
 namespace {
@@ -43,28 +47,30 @@ struct Chip {
 #ifdef ROMSIM_TRACE
   Trace trace;
 #endif
-#if VM_TRACE_FST
-  std::unique_ptr<VerilatedFstC> waves;
+#if VM_TRACE
+  std::unique_ptr<Waves> waves;
   std::uint64_t first_wave = 0, last_wave = 0;
 #endif
 
   void step() {
-#ifdef ROMSIM_TRACE
+#if defined(ROMSIM_TRACE) || VM_TRACE
     top->eval();
+#endif
+#ifdef ROMSIM_TRACE
     trace.cycle(cycle, *top);
 #endif
+    dump(0);  // what stands in the cycle, before the edge that ends it
     top->clk = 1;
     top->eval();
-    dump(0);
+    dump(1);
     top->clk = 0;
     top->eval();
-    dump(1);
     ++cycle;
     if (top->logit_valid) take_logits();
   }
 
   void dump(int half) {
-#if VM_TRACE_FST
+#if VM_TRACE
     if (waves && cycle >= first_wave && cycle < last_wave) waves->dump(2 * cycle + half);
 #endif
     (void)half;
@@ -177,10 +183,10 @@ int main(int argc, char** argv) {
   if (seed) chip.context.randSeed(std::atoi(seed));
   const char* limit = option(argc, argv, "--limit");
   chip.limit = limit ? std::strtoull(limit, nullptr, 10) : 1ull << 40;
-#if VM_TRACE_FST
+#if VM_TRACE
   if (const char* file = option(argc, argv, "--waves")) {
     chip.context.traceEverOn(true);
-    chip.waves = std::make_unique<VerilatedFstC>();
+    chip.waves = std::make_unique<Waves>();
     const char* first = option(argc, argv, "--from");
     const char* last = option(argc, argv, "--to");
     chip.first_wave = first ? std::strtoull(first, nullptr, 10) : 0;
@@ -232,7 +238,7 @@ int main(int argc, char** argv) {
       fail("Command must be run, greedy, adapter or load with its operands, not " + word);
     }
   }
-#if VM_TRACE_FST
+#if VM_TRACE
   if (chip.waves) chip.waves->close();
 #endif
   top.final();

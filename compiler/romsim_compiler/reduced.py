@@ -1,0 +1,97 @@
+"""A chip with some of its instructions: one layer, or one instruction after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from romsim_compiler.description import Description
+from romsim_compiler.program import UNITS, Instruction, Program
+
+__all__ = ["ReducedDescription", "distinct_layers", "one_layer"]
+
+
+@dataclass(frozen=True)
+class ReducedDescription(Description):
+    """A description whose programs keep some of the instructions; all else is the whole chip's.
+
+    Parameters
+    ----------
+    full
+        The whole.
+    keep
+        Whether an instruction stays.
+    is_serial
+        Whether every instruction waits for all units, so that it is alone on the chip.
+    """
+
+    full: Description
+    keep: Callable[[Instruction], bool]
+    is_serial: bool
+
+    @property
+    def whole(self) -> Description:
+        """The chip with all its instructions."""
+        return self.full
+
+    @cached_property
+    def decode(self) -> Program:
+        """The program of one decoded token."""
+        return self._reduced(self.full.decode)
+
+    def prefill(self, n_tokens: int, with_head: bool) -> Program:
+        """Return the program of ``n_tokens`` interleaved prompt tokens."""
+        return self._reduced(self.full.prefill(n_tokens, with_head))
+
+    def _reduced(self, program: Program) -> Program:
+        kept = tuple(i for i in program.instructions if self.keep(i))
+        if self.is_serial:
+            kept = tuple(
+                replace(i, wait=tuple(unit for unit in UNITS if unit != i.unit)) for i in kept
+            )
+        return replace(program, instructions=kept)
+
+
+def one_layer(
+    description: Description, layer: int, *, is_serial: bool = False
+) -> ReducedDescription:
+    """Return a chip that runs one layer between the embedding and the LM head.
+
+    Dependencies stay: what an instruction waits for is either of its own layer or of the
+    embedding, or is not there.
+    """
+    return ReducedDescription(
+        path=description.path,
+        manifest=description.manifest,
+        full=description,
+        keep=lambda instruction: instruction.layer in (-1, layer),
+        is_serial=is_serial,
+    )
+
+
+def distinct_layers(description: Description) -> list[int]:
+    """Return the first layer of each shape: its matrices' formats and places, and its adapters."""
+    seen: dict[Any, int] = {}
+    for layer in range(description.spec.n_layers):
+        groups = [
+            (
+                group.mapping,
+                (group.code_bits, group.kind, group.offset, group.group, group.has_minimum),
+                tuple((operator, first, n) for _, operator, first, n in group.members),
+            )
+            for group in description.groups.values()
+            if group.layer == layer
+        ]
+        adapted = [
+            (name, sorted(image.ranks for key, image in lora.groups.items() if _of(key) == layer))
+            for name, lora in sorted(description.loras.items())
+        ]
+        seen.setdefault(repr((groups, adapted)), layer)
+    return sorted(seen.values())
+
+
+def _of(name: str) -> int:
+    """Return the layer of a group's name, such as ``L3.qkv``."""
+    return int(name.partition(".")[0].removeprefix("L"))
