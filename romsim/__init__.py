@@ -10,10 +10,10 @@ if TYPE_CHECKING:
         compile,
         load,
         perplexity,
-        verify,
     )
     from romsim.kv_quality import kv_eval
     from romsim.logic_rom_area import logic_rom
+    from romsim.verification import verify
 
 __all__ = [
     "audit",
@@ -28,7 +28,11 @@ __all__ = [
 ]
 
 # All others: romsim.api
-_MODULES = {"kv_eval": "romsim.kv_quality", "logic_rom": "romsim.logic_rom_area"}
+_MODULES = {
+    "kv_eval": "romsim.kv_quality",
+    "logic_rom": "romsim.logic_rom_area",
+    "verify": "romsim.verification",
+}
 
 
 def __getattr__(name: str) -> object:

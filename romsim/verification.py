@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from romsim.comparison import ValueReport, compare_values
+from romsim.engines import open_adapters, open_source, require_images
+from romsim.simulate import check_length, prompt_tokens
+from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError, SpecError
 
 if TYPE_CHECKING:
     from romsim.rtl_parts import WholeCost
     from romsim.rtl_report import RtlReport
-    from romsim_compiler.description import Description
     from romsim_models.checkpoint import Checkpoint
     from romsim_models.lora import LoraAdapter
     from romsim_rtl.driver_build import BuildOptions
@@ -24,6 +26,7 @@ __all__ = [
     "Verification",
     "Waves",
     "check_request",
+    "verify",
     "verify_description",
 ]
 
@@ -157,6 +160,78 @@ def check_request(n_new: int, level: str | None, waves: Waves | None) -> None:
             f"Waves must be from a cycle of at least 0 to one not before it, "
             f"not from {waves.first} to {waves.last}"
         )
+
+
+def verify(
+    description: str | Path | Description,
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    chat: str | None = None,
+    tokens: Sequence[int] | None = None,
+    n_new: int = 8,
+    level: str | None = None,
+    adapter: str | None = None,
+    loras: Mapping[str, str | Path] | None = None,
+    waves: Waves | None = None,
+    options: BuildOptions | None = None,
+    max_lanes: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Verification:
+    """Compare RTL, cycle model and integer reference on a prompt and decoded tokens.
+
+    Parameters
+    ----------
+    prompt, chat, tokens
+        At most one of them: a text, a user's message or token ids; a fixed text if none is given.
+    n_new
+        Tokens to decode; each is fed back, so that its own values are compared too.
+    level
+        ``chip``: whole programs; ``layer``: one layer of each shape; ``unit``: their instructions
+        one by one; ``values``: no RTL. ``None`` is ``chip``, or ``values`` with a note where there
+        is no RTL for the description or a tool is missing.
+    adapter
+        Resident adapter to run with.
+    loras
+        Name to PEFT folder of that adapter, which the reference reads.
+    waves
+        Waveforms to write on the way.
+    options
+        How the RTL is compiled.
+    max_lanes
+        Lanes above which a chip is verified by parts.
+    progress
+        Called with a stage and the finished fraction.
+
+    Raises
+    ------
+    RomsimError
+        If a machine cannot run the description, or the run would pass the context.
+    """
+    from romsim.api import DEFAULT_PROMPT, load
+
+    check_request(n_new, level, waves)
+    loaded = description if isinstance(description, Description) else load(description)
+    require_images(loaded, "Comparison of values")
+    if prompt is None and chat is None and tokens is None:
+        prompt = DEFAULT_PROMPT
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=tokens, ids="--token-ids")
+    check_length(loaded, len(ids), n_new, feeds_last=True)
+    opened = open_adapters(loaded, adapter, loras)
+    checkpoint = open_source(loaded, model)
+    return verify_description(
+        loaded,
+        checkpoint,
+        ids,
+        n_new=n_new,
+        level=level,
+        adapter=adapter,
+        loras=opened,
+        waves=waves,
+        options=options,
+        max_lanes=max_lanes,
+        progress=progress,
+    )
 
 
 def verify_description(

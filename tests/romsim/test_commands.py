@@ -213,7 +213,7 @@ def test_verify_of_nothing_fails(
         n_tokens=0, n_values=0, n_mismatches=0, first=None, tainted=(), saturations=0, counts={}
     )
     done_so = Verification(level="values", reference=empty)
-    monkeypatch.setattr("romsim.api.verify", lambda *a, **k: done_so)
+    monkeypatch.setattr("romsim.verification.verify", lambda *a, **k: done_so)
     done = run_command(capsys, "verify", tiny.path)
     assert (done.code, done.out) == (
         1,
