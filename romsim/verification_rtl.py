@@ -18,7 +18,7 @@ from romsim_compiler.pipeline import CompileOptions, compile_model
 from romsim_compiler.reduced import distinct_layers, one_layer
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.driver_build import BuildOptions, write_chip
-from romsim_rtl.driver_tools import check_tools, has_zlib
+from romsim_rtl.driver_prerequisites import check_tools, has_zlib
 from romsim_rtl.toolchain import ToolError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from romsim.verification import RtlPart, Verification, Waves
 from romsim_compiler.description import Description
 from romsim_compiler.reduced import ReducedDescription, distinct_layers, one_layer
 from romsim_models.errors import SpecError
-from romsim_rtl import driver_tools
+from romsim_rtl import driver_prerequisites
 from romsim_rtl.rom_files import program_words
 from romsim_rtl.toolchain import ToolError
 from tests.command_line import Outcome, run_command
@@ -324,12 +324,12 @@ def test_cost_of_a_whole_chip_grows_with_its_lanes(tmp_path: Path) -> None:
 
 
 def test_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_tools, "find_verilator", lambda: None)
-    which = "romsim_rtl.driver_tools.shutil.which"
+    monkeypatch.setattr(driver_prerequisites, "find_verilator", lambda: None)
+    which = "romsim_rtl.driver_prerequisites.shutil.which"
     monkeypatch.setattr(which, lambda name: None if name == "perl" else name)
     sentence = "perl must be installed, not missing from PATH; apt-get install perl"
     with pytest.raises(ToolError, match=f"^{re.escape(sentence)}$"):
-        driver_tools.check_tools()
+        driver_prerequisites.check_tools()
 
 
 def test_every_constant_has_a_range_a_unit_a_source_and_a_grade() -> None:
