@@ -64,7 +64,8 @@ def compile(
     quantize
         Rules ``pattern=format`` for tensors; what no rule names is burnt as shipped.
     weights
-        Format of all matrices of a shape without weights.
+        Format of all matrices of a shape without weights. Of a model with weights ``"ternary"``
+        takes its floats as ternary already, and refuses others.
     adapters
         Name to PEFT folder of each resident LoRA adapter.
     kv
@@ -93,6 +94,9 @@ def compile(
     chip = target if isinstance(target, Target) else load_target(target)
     if kv is not None:
         chip = replace(chip, kv=parse_kv(kv))
+    exact = ["blk.*=ternary-exact"] if weights == "ternary" and checkpoint.has_weights else []
+    if exact:
+        weights = None
     if weights is not None and checkpoint.has_weights:
         raise SpecError(
             f"--weights must be used with a shape without weights, not with {model}; give rules "
@@ -112,7 +116,7 @@ def compile(
         loras = {n: read_adapter(Path(f), checkpoint.spec) for n, f in adapters.items()}
     options = CompileOptions(
         context=context,
-        rules=parse_rules([*_meant_for(model, chip), *quantize]),
+        rules=parse_rules([*_meant_for(model, chip), *exact, *quantize]),
         weights=None if weights is None else parse_format(weights),
         adapters=tuple(loras.items()),
         fitted=fit,

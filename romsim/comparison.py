@@ -101,7 +101,7 @@ def make_reference(
     choices = {}
     for tensor, name in description.manifest["model"]["choices"].items():
         fmt = parse_format(name)
-        kind = "ternary" if fmt.kind == "ternary" else f"int{fmt.code_bits}"
+        kind = fmt.name if fmt.kind == "ternary" else f"int{fmt.code_bits}"
         choices[tensor] = WeightChoice(kind=kind, group=fmt.group or None)
     return IntegerDecoder(
         checkpoint,

@@ -197,7 +197,7 @@ class _FileMatrix:
         self.name = name
         self._checkpoint = checkpoint
         self._encoded: EncodedTensor | None = None
-        if math.prod(checkpoint.shape(name)) > WHOLE_WEIGHTS:
+        if math.prod(checkpoint.shape(name)) > WHOLE_WEIGHTS or fmt.name == "ternary-exact":
             self._is_shipped = checkpoint.formats()[name] == fmt.name
             self.source: RowSource = open_tensor(checkpoint, name, fmt)
             return

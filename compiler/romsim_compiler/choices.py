@@ -14,6 +14,9 @@ from romsim_models.spec import ModelSpec
 
 __all__ = ["FormatChoice", "choose_formats", "parse_rules", "shape_formats"]
 
+_EXACT = "ternary-exact"
+_GROUPED_TERNARY = ("tq1_0", "tq2_0")
+
 Rule = tuple[str, WeightFormat]
 
 
@@ -25,6 +28,11 @@ class FormatChoice:
     fmt: WeightFormat
     shipped: str  # format in the file
     requantised: bool  # the values were rounded here
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the format does not follow from the file's own."""
+        return self.fmt != SHIPPED_FORMATS.get(self.shipped)
 
 
 def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
@@ -92,7 +100,10 @@ def choose_formats(
         wanted = [fmt for pattern, fmt in rules if fnmatch.fnmatchcase(tensor, pattern)]
         held = shipped[tensor]
         if wanted:
-            fmt, requantised = wanted[-1], True
+            fmt, requantised = wanted[-1], wanted[-1].name != _EXACT
+        elif held in _GROUPED_TERNARY and target.array.encoding == "ternary":
+            # The words of ternary lanes have one scale for the matrix: its groups must agree on it.
+            fmt, requantised = parse_format(_EXACT), False
         elif held in SHIPPED_FORMATS:
             fmt, requantised = SHIPPED_FORMATS[held], False
         else:

@@ -23,6 +23,9 @@ __all__ = ["RomTensor", "RowSource", "fp16_parts", "from_encoded", "row_blocks"]
 BLOCK_WEIGHTS = 1 << 23
 """Weights handled at a time where a matrix is streamed: 8 MiB of codes."""
 
+_TERNARY_CODES = np.array([2, 0, 1], dtype=np.uint8)
+"""ROM code of a file's code 0, 1, 2 for -1, 0, +1."""
+
 _EXPONENT_BITS = np.uint16(0x7C00)
 
 
@@ -264,6 +267,15 @@ def from_encoded(tensor: EncodedTensor) -> RomTensor:
         raise FormatError(
             f"Group of tensor {tensor.name!r} must be {fmt.group} in format {fmt.name!r}, "
             f"not {tensor.group_size}"
+        )
+    if tensor.matrix_scale is not None:
+        return RomTensor(
+            name=tensor.name,
+            fmt=fmt,
+            codes=_TERNARY_CODES[tensor.codes],
+            scale_bits=tensor.scale_bits,
+            multiplier=tensor.matrix_scale[0],
+            exponent=tensor.matrix_scale[1],
         )
     if tensor.codes.dtype == np.int8:
         codes = tensor.codes.view(np.uint8) ^ np.uint8(0x80)  # signed + 128

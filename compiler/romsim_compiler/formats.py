@@ -49,16 +49,29 @@ SHIPPED_FORMATS = {
     "q8_0": WeightFormat(
         name="q8_0", code_bits=8, kind="unsigned", offset=128, group=32, has_minimum=False
     ),
+    "tq1_0": WeightFormat(
+        name="tq1_0", code_bits=2, kind="unsigned", offset=1, group=256, has_minimum=False
+    ),
+    "tq2_0": WeightFormat(
+        name="tq2_0", code_bits=2, kind="unsigned", offset=1, group=256, has_minimum=False
+    ),
+    "i2_s": WeightFormat(
+        name="i2_s", code_bits=2, kind="ternary", offset=0, group=0, has_minimum=False
+    ),
+    "bitnet": WeightFormat(
+        name="bitnet", code_bits=2, kind="ternary", offset=0, group=0, has_minimum=False
+    ),
 }
 
-_NAME = re.compile(r"(int4|int2|int8|sym4|sym2)(?:g(\d+))?|ternary")
+_NAME = re.compile(r"(int4|int2|int8|sym4|sym2)(?:g(\d+))?|ternary(-exact)?")
 
 
 def parse_format(text: str) -> WeightFormat:
     """Return the format that ``text`` names.
 
     ``int4g32``, ``int2g128``, ``int8g32`` (group 32 when left out), ``ternary``; ``sym4g128`` and
-    ``sym2g128`` have a scale and no minimum and are for shapes without weights.
+    ``sym2g128`` have a scale and no minimum and are for shapes without weights. ``ternary`` makes
+    weights ternary by their mean magnitude; ``ternary-exact`` refuses what is not ternary already.
 
     Raises
     ------
@@ -69,11 +82,11 @@ def parse_format(text: str) -> WeightFormat:
     if match is None:
         raise SpecError(
             f"Weight format must be int2, int4 or int8 with an optional group such as int4g64, "
-            f"or ternary, not {text!r}"
+            f"or ternary or ternary-exact, not {text!r}"
         )
-    if text == "ternary":
+    if text.startswith("ternary"):
         return WeightFormat(
-            name="ternary", code_bits=2, kind="ternary", offset=0, group=0, has_minimum=False
+            name=text, code_bits=2, kind="ternary", offset=0, group=0, has_minimum=False
         )
     kind, group = match[1], int(match[2] or 32)
     if group not in (32, 64, 128):

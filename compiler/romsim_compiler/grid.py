@@ -152,7 +152,7 @@ def _row_weight_sums(
 ) -> None:
     """Row sums of |weight| in units of 2^-24, as (upper, lower 32 bits plus carries).
 
-    A weight is below 2^49 and a group has at most 128 of them, so that a group's sum fits 56 bits.
+    A weight is below 2^49 and a group has at most 256 of them, so that a group's sum fits 57 bits.
     """
     has_minimum = minima.size > 0
     for i in range(codes.shape[0]):

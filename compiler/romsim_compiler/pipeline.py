@@ -300,7 +300,7 @@ def _manifest(
             "source": asdict(source),
             "notes": [*checkpoint.notes, *notes],
             "formats": format_histogram(choices, tensor_shapes(checkpoint.spec)),
-            "choices": {t: c.fmt.name for t, c in sorted(choices.items()) if c.requantised},
+            "choices": {t: c.fmt.name for t, c in sorted(choices.items()) if c.is_recorded},
         },
         "target": target.to_json(),
         "fitted": options.fitted,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from romsim_compiler.encoded import BLOCK_WEIGHTS, RomTensor, RowSource, from_encoded
 from romsim_compiler.formats import SHIPPED_FORMATS, WeightFormat
+from romsim_compiler.ternary_exact import ExactTernary
 from romsim_models.checkpoint import Checkpoint
 from romsim_models.encoded import EncodedTensor
 from romsim_models.errors import FormatError, SpecError
@@ -58,7 +59,8 @@ def quantize_tensor(name: str, values: NDArray[np.float32], fmt: WeightFormat) -
 def open_tensor(checkpoint: Checkpoint, name: str, fmt: WeightFormat) -> RowSource:
     """Open a matrix of a model for burning.
 
-    A matrix that the file ships in this very format is burnt as shipped; any other is widened to
+    A matrix that the file ships in this very format is burnt as shipped; one that is to be ternary
+    already is checked, and not rounded; any other is widened to
     float32 and quantised. Up to 2^26 weights are held whole; a larger matrix is read again, a block
     of rows at a time, each time that rows are asked for, after one pass for its error.
 
@@ -76,6 +78,8 @@ def open_tensor(checkpoint: Checkpoint, name: str, fmt: WeightFormat) -> RowSour
     SpecError, FormatError
         As `quantize_tensor`, or as `Checkpoint.read`.
     """
+    if fmt.name == "ternary-exact":
+        return ExactTernary(checkpoint, name, fmt)
     if math.prod(checkpoint.shape(name)) <= WHOLE_WEIGHTS:
         tensor = checkpoint.read(name)
         if isinstance(tensor, EncodedTensor) and tensor.format == fmt.name:

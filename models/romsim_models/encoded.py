@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,7 +22,8 @@ class EncodedTensor:
     """A quantised matrix, bit for bit as its file has it.
 
     A weight is ``scale * (code - code_offset) + minimum`` with the scale and minimum of its group;
-    a group is ``group_size`` neighbouring columns of one row. Nothing is ever rounded again.
+    a group is ``group_size`` neighbouring columns of one row. A matrix may have one scale for all
+    of it instead (BitNet). Nothing is ever rounded again.
 
     Parameters
     ----------
@@ -30,19 +32,24 @@ class EncodedTensor:
     shape
         (n_rows, n_cols) = (outputs, inputs).
     format
-        Name of the file format's encoding: ``"q4_0"``, ``"q4_1"``, ``"q8_0"``.
+        Name of the file format's encoding: ``"q4_0"``, ``"q4_1"``, ``"q8_0"``, ``"tq1_0"``,
+        ``"tq2_0"``, ``"i2_s"``, ``"bitnet"``.
     code_bits
         Bits of one code.
     code_offset
-        Subtracted from a code to give its value (8 for q4_0, else 0).
+        Subtracted from a code to give its value (8 for q4_0, 1 for ternary codes, else 0).
     group_size
-        Columns that share one scale; divides ``n_cols``.
+        Columns that share one scale; divides ``n_cols``. 0: one scale for the whole matrix.
     codes
         uint8 or int8 [n_rows, n_cols]; set read-only here.
     scale_bits
-        uint16 [n_rows, n_cols / group_size], raw fp16 words; set read-only here.
+        uint16 [n_rows, n_cols / group_size], raw fp16 words; set read-only here. [n_rows, 0] with
+        one scale for the whole matrix.
     minimum_bits
         As ``scale_bits``, or ``None`` where the encoding has no minimum.
+    matrix_scale
+        ``(M, E)`` of the one scale ``M * 2**E`` of the whole matrix, ``0 <= M < 2**24``; ``None``
+        where groups have scales.
 
     Raises
     ------
@@ -60,10 +67,13 @@ class EncodedTensor:
     codes: NDArray[np.uint8] | NDArray[np.int8]
     scale_bits: NDArray[np.uint16]
     minimum_bits: NDArray[np.uint16] | None = None
+    matrix_scale: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         n_cols = self.shape[1]
-        if self.group_size < 1 or n_cols % self.group_size:
+        if self.matrix_scale is not None:
+            _check_matrix_scale(self)
+        elif self.group_size < 1 or n_cols % self.group_size:
             raise FormatError(
                 f"number of columns of tensor {self.name!r} must be a multiple of the group size "
                 f"{self.group_size} of {self.format}, not {n_cols!r}"
@@ -80,15 +90,16 @@ class EncodedTensor:
 
     @property
     def n_groups(self) -> int:
-        """Groups in one row."""
-        return self.shape[1] // self.group_size
+        """Groups in one row; 0 with one scale for the whole matrix."""
+        return self.shape[1] // self.group_size if self.group_size else 0
 
     @property
     def size_bits(self) -> int:
-        """Bits of all codes, scales and minima."""
+        """Bits of all codes, scales and minima; a whole matrix's scale is 32 bits."""
         n_rows, n_cols = self.shape
         words = 1 if self.minimum_bits is None else 2
-        return n_rows * (n_cols * self.code_bits + 16 * words * self.n_groups)
+        bits = n_rows * (n_cols * self.code_bits + 16 * words * self.n_groups)
+        return bits if self.matrix_scale is None else bits + 32
 
     @property
     def bits_per_weight(self) -> float:
@@ -115,6 +126,9 @@ class EncodedTensor:
         values = self.codes.astype(np.float32)
         if self.code_offset:
             values -= np.float32(self.code_offset)
+        if self.matrix_scale is not None:
+            values *= np.float32(math.ldexp(*self.matrix_scale))
+            return values
         grouped = values.reshape(self.shape[0], self.n_groups, self.group_size)
         grouped *= self.scales[:, :, None]
         minima = self.minima
@@ -134,6 +148,7 @@ class EncodedTensor:
             codes=self.codes[first:last],
             scale_bits=self.scale_bits[first:last],
             minimum_bits=None if self.minimum_bits is None else self.minimum_bits[first:last],
+            matrix_scale=self.matrix_scale,
         )
 
 
@@ -216,6 +231,22 @@ def check_finite(values: NDArray[np.float32], name: str) -> None:
                 f"element {list(place)} of tensor {name!r} must be a finite number, "
                 f"not {float(values[place])!r}"
             )
+
+
+def _check_matrix_scale(tensor: EncodedTensor) -> None:
+    """Check that one scale stands alone, and that it is 24 bits of a float32."""
+    assert tensor.matrix_scale is not None
+    significand, exponent = tensor.matrix_scale
+    if tensor.group_size or tensor.minimum_bits is not None:
+        raise FormatError(
+            f"group size of tensor {tensor.name!r} must be 0 and its minima absent where one scale "
+            f"serves the whole matrix, not {tensor.group_size!r}"
+        )
+    if not 0 <= significand < 1 << 24 or not -149 <= exponent <= 104:
+        raise FormatError(
+            f"scale of tensor {tensor.name!r} must be a float32 number of at least 0, "
+            f"not {significand} * 2^{exponent}"
+        )
 
 
 def _check_words(words: NDArray[np.uint16], what: str, tensor: EncodedTensor) -> None:

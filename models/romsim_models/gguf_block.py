@@ -33,7 +33,9 @@ class GgufBlock:
     n_bytes
         Bytes of one block.
     decode
-        Turns the raw bytes of whole rows into a tensor.
+        Turns the raw bytes of whole rows, with the trailer behind them, into a tensor.
+    trailer_bytes
+        Bytes behind the blocks of the whole tensor, for whatever it has once.
     """
 
     type_id: int
@@ -41,3 +43,4 @@ class GgufBlock:
     n_weights: int
     n_bytes: int
     decode: Decoder
+    trailer_bytes: int = 0

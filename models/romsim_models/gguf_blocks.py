@@ -1,18 +1,18 @@
 """How GGUF stores one tensor's elements: a table from type number to block layout.
 
-A family of formats is one module with a ``BLOCKS`` tuple (`gguf_float`, `gguf_legacy`); to add a
-format, write such a module and name it in `_FAMILIES`.
+A family of formats is one module with a ``BLOCKS`` tuple (`gguf_float`, `gguf_legacy`,
+`gguf_ternary`); to add a format, write such a module and name it in `_FAMILIES`.
 """
 
 from __future__ import annotations
 
-from romsim_models import gguf_float, gguf_legacy
+from romsim_models import gguf_float, gguf_legacy, gguf_ternary
 from romsim_models.errors import FormatError
 from romsim_models.gguf_block import GgufBlock
 
 __all__ = ["GGML_TYPE_NAMES", "block_of_type", "supported_types"]
 
-_FAMILIES = (gguf_float.BLOCKS, gguf_legacy.BLOCKS)
+_FAMILIES = (gguf_float.BLOCKS, gguf_legacy.BLOCKS, gguf_ternary.BLOCKS)
 _BLOCKS: dict[int, GgufBlock] = {block.type_id: block for family in _FAMILIES for block in family}
 
 # Every number that ggml.h (enum ggml_type) or bitnet.cpp gave a meaning, so that a refusal can name

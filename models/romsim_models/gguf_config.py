@@ -1,6 +1,8 @@
-"""GGUF metadata of the ``llama`` architecture -> `ModelSpec`.
+"""GGUF metadata of the ``llama`` and ``bitnet`` architectures -> `ModelSpec`.
 
-Source: ggml-org/ggml ``docs/gguf.md`` and llama.cpp ``src/llama-arch.cpp`` for the keys.
+Source: ggml-org/ggml ``docs/gguf.md`` and llama.cpp ``src/llama-arch.cpp`` for the keys; for the
+BitNet architectures ``build_bitnet`` of llama.cpp and ``build_bitnet_158`` of microsoft/BitNet's
+fork: both have sub-norms, the first a SiLU, the second a squared ReLU.
 """
 
 from __future__ import annotations
@@ -14,22 +16,30 @@ from romsim_models.spec import MAX_COUNT, ModelSpec
 
 __all__ = ["spec_from_gguf"]
 
-_PREFIX = "llama."
+# Architecture in the file to ours, its activation, and whether it has sub-norms.
+_ARCHITECTURES = {
+    "llama": ("llama", "silu", False),
+    "bitnet": ("bitnet", "silu", True),
+    "bitnet-b1.58": ("bitnet", "relu2", True),
+    "bitnet-25": ("bitnet", "relu2", True),  # the name of bitnet-b1.58 in early files
+}
 _KEYS = {
-    "dim": "llama.embedding_length",
-    "n_layers": "llama.block_count",
-    "n_heads": "llama.attention.head_count",
-    "n_kv_heads": "llama.attention.head_count_kv",
-    "head_dim": "llama.attention.key_length",
-    "hidden_dim": "llama.feed_forward_length",
-    "norm_eps": "llama.attention.layer_norm_rms_epsilon",
-    "rope_theta": "llama.rope.freq_base",
+    "dim": "embedding_length",
+    "n_layers": "block_count",
+    "n_heads": "attention.head_count",
+    "n_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "hidden_dim": "feed_forward_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "max_seq_len": "context_length",
+}
+_KEYS_WITHOUT_PREFIX = {
     "rope_factors": "rope_freqs.weight",
-    "max_seq_len": "llama.context_length",
     "bos_id": "tokenizer.ggml.bos_token_id",
     "eos_ids": "tokenizer.ggml.eos_token_id",
 }
-# Keys that change what the model computes, with the values under which it is plain LLaMA.
+# Keys that change what the model computes, with the values under which it is the plain decoder.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -83,16 +93,18 @@ def spec_from_gguf(
     FormatError
         If a key is missing or impossible, or asks for something that a LLaMA decoder does not do.
     """
-    arch = metadata.get("general.architecture")
-    if arch != "llama":
+    named = metadata.get("general.architecture")
+    if not isinstance(named, str) or named not in _ARCHITECTURES:
         raise FormatError(
-            f"{where}: key 'general.architecture' must be 'llama', not {arch!r}; "
-            "only decoders of the LLaMA family can be compiled"
+            f"{where}: key 'general.architecture' must be one of {', '.join(_ARCHITECTURES)}, "
+            f"not {named!r}; only decoders of the LLaMA family can be compiled"
         )
+    arch, activation, has_sub_norms = _ARCHITECTURES[named]
+    prefix = f"{named}."
     keys = ConfigKeys(
-        {key.removeprefix(_PREFIX): metadata[key] for key in metadata if key.startswith(_PREFIX)},
+        {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)},
         where=where,
-        prefix=_PREFIX,
+        prefix=prefix,
     )
     dim = keys.required("embedding_length")
     n_heads = keys.required("attention.head_count")
@@ -100,8 +112,9 @@ def spec_from_gguf(
     if head_dim is None and all(isinstance(each, int) and each > 0 for each in (dim, n_heads)):
         if dim % n_heads:
             raise FormatError(
-                f"{where}: key 'llama.embedding_length' must be a multiple of the {n_heads} heads "
-                f"where 'llama.attention.key_length' is missing, not {dim!r}"
+                f"{where}: key {keys.full('embedding_length')!r} must be a multiple of the "
+                f"{n_heads} heads where {keys.full('attention.key_length')!r} is missing, "
+                f"not {dim!r}"
             )
         head_dim = dim // n_heads
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -111,11 +124,11 @@ def spec_from_gguf(
                 f"{where}: key {keys.full(key)!r} must be the head's width {head_dim}, "
                 f"not {value!r}; partial or unequal heads cannot be compiled"
             )
-    keys.require_neutral(_NEUTRAL, "only the plain LLaMA decoder can be compiled")
+    keys.require_neutral(_NEUTRAL, "only the plain decoder can be compiled")
     if keys.peek("vocab_size", vocab_size) != vocab_size:
         raise FormatError(
-            f"{where}: key 'llama.vocab_size' must be {vocab_size}, as the embedding has rows, "
-            f"not {keys.peek('vocab_size')!r}; the file is corrupt"
+            f"{where}: key {keys.full('vocab_size')!r} must be {vocab_size}, as the embedding has "
+            f"rows, not {keys.peek('vocab_size')!r}; the file is corrupt"
         )
     eos_ids = [
         metadata[key]
@@ -125,7 +138,9 @@ def spec_from_gguf(
     spec = build_spec(
         {
             "name": str(metadata.get("general.name") or default_name),
-            "arch": "llama",
+            "arch": arch,
+            "activation": activation,
+            "has_sub_norms": has_sub_norms,
             "dim": dim,
             "n_layers": keys.required("block_count"),
             "n_heads": n_heads,
@@ -142,7 +157,7 @@ def spec_from_gguf(
             "eos_ids": tuple(eos_ids[:1] if eos_ids[1:] == eos_ids[:1] else eos_ids),
         },
         where=where,
-        keys=_KEYS,
+        keys={field: keys.full(key) for field, key in _KEYS.items()} | _KEYS_WITHOUT_PREFIX,
     )
     return spec, keys.finish(_SILENT)
 
@@ -159,6 +174,7 @@ def _rope_factors(
         is_possible = isinstance(head_dim, int) and 0 < head_dim <= MAX_COUNT
         return (factor,) * (head_dim // 2 if is_possible else 0)
     raise FormatError(
-        f"{where}: key 'llama.rope.scaling.type' must be 'none' (scaling then comes from the "
-        f"tensor rope_freqs.weight) or 'linear' with a factor, not {kind!r} with factor {factor!r}"
+        f"{where}: key {keys.full('rope.scaling.type')!r} must be 'none' (scaling then comes from "
+        f"the tensor rope_freqs.weight) or 'linear' with a factor, not {kind!r} with factor "
+        f"{factor!r}"
     )

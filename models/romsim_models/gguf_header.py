@@ -182,7 +182,7 @@ class _Parser:
         n_weights = 1
         for length in shape:
             n_weights *= length
-        size = n_weights // block.n_weights * block.n_bytes
+        size = n_weights // block.n_weights * block.n_bytes + block.trailer_bytes
         start = data_start + offset
         if start + size > self._size:
             raise FormatError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from romsim_models.config_keys import ConfigKeys, build_spec, read_json_object
 from romsim_models.errors import FormatError, SpecError
+from romsim_models.hf_quantization import bitnet_quantization
 from romsim_models.spec import MAX_COUNT, ModelSpec, RopeScaling
 
 __all__ = ["spec_from_huggingface"]
@@ -74,13 +75,9 @@ def spec_from_huggingface(directory: Path) -> tuple[ModelSpec, tuple[str, ...]]:
     where = str(path)
     keys = ConfigKeys(read_json_object(path), where=where)
     arch = _architecture(keys, where)
-    if "quantization_config" in keys:
-        method = keys.required("quantization_config")
-        method = method.get("quant_method") if isinstance(method, dict) else method
-        raise FormatError(
-            f"{where}: key 'quantization_config' must be absent, not {method!r}; "
-            "give the model in bf16, f16 or f32, or as GGUF"
-        )
+    quantization = bitnet_quantization(keys.peek("quantization_config"), where)
+    if quantization is not None:
+        keys.notes.extend(quantization.notes)
     keys.require_neutral(_NEUTRAL, "only models without biases can be compiled")
     # transformers reads it at the top level too, and turns part of a head only.
     keys.require_neutral(

@@ -13,10 +13,12 @@ Source: transformers ``modeling_llama.py::rotate_half``; llama.cpp ``convert_hf_
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from romsim_models.encoded import EncodedTensor, FloatTensor, Tensor
 from romsim_models.tensors import EMBEDDING, LM_HEAD, OUTPUT_NORM
 
 __all__ = [
@@ -25,7 +27,11 @@ __all__ = [
     "canonical_name",
     "huggingface_name",
     "interleave_rotary_rows",
+    "interleave_rotary_tensor",
+    "is_rotary",
 ]
+
+_Element = TypeVar("_Element", bound=np.generic)
 
 # Our name of a projection to transformers' module inside a layer.
 HF_PROJECTIONS = {
@@ -78,20 +84,50 @@ def huggingface_name(name: str) -> str:
     return f"model.layers.{match[1]}.{_PARTS[match[2]]}.weight"
 
 
-def interleave_rotary_rows(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+def is_rotary(name: str) -> bool:
+    """Whether rotary positions turn what a tensor (by canonical name) gives."""
+    return any(name.endswith(f".{part}.weight") for part in ROTARY_PROJECTIONS)
+
+
+def interleave_rotary_rows(rows: NDArray[_Element], head_dim: int) -> NDArray[_Element]:
     """Bring whole heads from transformers' order of rows into the canonical one.
 
     Parameters
     ----------
     rows
-        [n_heads * head_dim, n_cols], in halves.
+        [n_heads * head_dim, n_cols], in halves; values, codes or words.
     head_dim
         Rows of one head.
 
     Returns
     -------
-    float32 [n_heads * head_dim, n_cols]
+    [n_heads * head_dim, n_cols]
         In interleaved pairs; a copy.
     """
-    halves = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])  # [head, side, pair, column]
+    n_heads = rows.shape[0] // head_dim
+    halves = rows.reshape(n_heads, 2, head_dim // 2, rows.shape[1])  # [head, side, pair, column]
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def interleave_rotary_tensor(tensor: Tensor, head_dim: int) -> Tensor:
+    """Do the same with a tensor of whole heads: its values, or its codes, scales and minima."""
+    if isinstance(tensor, FloatTensor):
+        values = interleave_rotary_rows(tensor.values, head_dim)
+        return FloatTensor(
+            name=tensor.name, shape=tensor.shape, format=tensor.format, values=values
+        )
+    minima, codes = tensor.minimum_bits, tensor.codes
+    is_signed = codes.dtype == np.int8
+    turned = interleave_rotary_rows(codes.view(np.uint8), head_dim)
+    return EncodedTensor(
+        name=tensor.name,
+        shape=tensor.shape,
+        format=tensor.format,
+        code_bits=tensor.code_bits,
+        code_offset=tensor.code_offset,
+        group_size=tensor.group_size,
+        codes=turned.view(np.int8) if is_signed else turned,
+        scale_bits=interleave_rotary_rows(tensor.scale_bits, head_dim),
+        minimum_bits=None if minima is None else interleave_rotary_rows(minima, head_dim),
+        matrix_scale=tensor.matrix_scale,
+    )

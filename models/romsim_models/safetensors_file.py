@@ -25,6 +25,7 @@ from romsim_models.floats import FLOAT_BYTES, widen
 __all__ = ["SafetensorsEntry", "SafetensorsFile"]
 
 _FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+_ELEMENT_BYTES = {"U8": 1, **{dtype: FLOAT_BYTES[format] for dtype, format in _FORMATS.items()}}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
 _PIECE_BYTES = 16 * 2**20  # of raw words that are converted at a time
 
@@ -136,6 +137,34 @@ class SafetensorsFile:
             ) from error
         return values
 
+    def read_bytes(self, name: str) -> NDArray[np.uint8]:
+        """Read a whole tensor of bytes.
+
+        Raises
+        ------
+        FormatError
+            If the data cannot be read, or are not bytes.
+        """
+        entry = self.entries[name]
+        if entry.dtype != "U8":
+            raise FormatError(
+                f"{self.path}: type of tensor {name!r} must be U8, not {entry.dtype!r}"
+            )
+        try:
+            raw = np.fromfile(
+                self.path, dtype=np.uint8, count=entry.size_bytes, offset=entry.offset
+            )
+        except OSError as error:
+            raise FormatError(
+                f"{self.path}: data of tensor {name!r} must be readable, not {error.strerror!r}"
+            ) from error
+        if raw.size != entry.size_bytes:
+            raise FormatError(
+                f"{self.path}: data of tensor {name!r} must be complete, not end early; the file "
+                "was changed while it was open"
+            )
+        return raw.reshape(entry.shape)
+
     def _parse(self, header: bytes, data_start: int, size: int) -> dict[str, SafetensorsEntry]:
         try:
             table: Any = json.loads(header)
@@ -185,8 +214,8 @@ class SafetensorsFile:
         n_elements = 1
         for length in shape:
             n_elements *= length
-        if dtype in _FORMATS:
-            expected = n_elements * FLOAT_BYTES[_FORMATS[dtype]]
+        if dtype in _ELEMENT_BYTES:
+            expected = n_elements * _ELEMENT_BYTES[dtype]
             if end - begin != expected:
                 raise FormatError(
                     f"{self.path}: tensor {name!r} of shape {list(shape)} in {dtype} must have "

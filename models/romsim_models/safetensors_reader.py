@@ -15,16 +15,19 @@ from numpy.typing import NDArray
 
 from romsim_models.checkpoint import Checkpoint, check_complete, digest_files
 from romsim_models.config_keys import read_json_object
-from romsim_models.encoded import FloatTensor, Tensor
+from romsim_models.encoded import EncodedTensor, FloatTensor, Tensor
 from romsim_models.errors import FormatError
 from romsim_models.hf_config import spec_from_huggingface
 from romsim_models.hf_names import (
-    ROTARY_PROJECTIONS,
     canonical_name,
     huggingface_name,
     interleave_rotary_rows,
+    interleave_rotary_tensor,
+    is_rotary,
 )
+from romsim_models.hf_quantization import bitnet_quantization
 from romsim_models.safetensors_file import SafetensorsFile
+from romsim_models.safetensors_ternary import TernaryMatrices
 from romsim_models.spec import ModelSpec, rope_frequencies
 from romsim_models.tensors import EMBEDDING, LM_HEAD
 from romsim_models.tokenizer_hf import HfTokenizerFiles
@@ -34,6 +37,7 @@ __all__ = ["open_huggingface"]
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ROTARY_BUFFER = re.compile(r"(.+\.)?rotary_emb\.inv_freq")
+_SCALE = ".weight_scale"
 _ROWS_COMPARED = 4096  # of embedding and LM head, at a time
 
 
@@ -66,6 +70,7 @@ def open_huggingface(directory: Path) -> Checkpoint:
     located, more_notes = _locate(directory)
     notes += more_notes
     notes += _drop_rotary_buffers(located, spec)
+    scales = _take_scales(located)
     tensors: dict[str, tuple[SafetensorsFile, str]] = {}
     for name, file in located.items():
         if huggingface_name(name) != name:  # it would stand for the tensor of another name
@@ -75,7 +80,8 @@ def open_huggingface(directory: Path) -> Checkpoint:
                 "save_pretrained"
             )
         tensors[canonical_name(name) or name] = (file, name)
-    store = _HfStore(directory, spec, tensors)
+    ternary = _ternary(directory, tensors, scales)
+    store = _HfStore(directory, spec, tensors, ternary)
     if spec.tie_embeddings and LM_HEAD in tensors and EMBEDDING in tensors:
         store.require_tied_head_equal()
         del tensors[LM_HEAD]
@@ -84,6 +90,8 @@ def open_huggingface(directory: Path) -> Checkpoint:
             "tied to; it is kept once",
         )
     shapes = {name: file.entries[theirs].shape for name, (file, theirs) in tensors.items()}
+    if ternary is not None:
+        shapes |= {name: ternary.shape(name) for name in ternary.names()}
     check_complete(spec, shapes, where=str(directory), source_name=huggingface_name)
     store.formats()  # refuses a type that cannot be read, before any data is
     tokenizer = HfTokenizerFiles(directory, spec)
@@ -102,21 +110,35 @@ class _HfStore:
     """Reads tensors by canonical name from the files of one directory."""
 
     def __init__(
-        self, directory: Path, spec: ModelSpec, tensors: dict[str, tuple[SafetensorsFile, str]]
+        self,
+        directory: Path,
+        spec: ModelSpec,
+        tensors: dict[str, tuple[SafetensorsFile, str]],
+        ternary: TernaryMatrices | None,
     ) -> None:
         self._directory = directory
         self._spec = spec
         self._tensors = tensors
+        self._ternary = ternary
 
     def formats(self) -> Mapping[str, str]:
-        return {name: file.format(theirs) for name, (file, theirs) in self._tensors.items()}
+        return {
+            name: self._ternary.format(name)
+            if self._ternary is not None and name in self._ternary
+            else file.format(theirs)
+            for name, (file, theirs) in self._tensors.items()
+        }
 
     def read(self, name: str) -> Tensor:
         file, theirs = self._tensors[name]
+        if self._ternary is not None and name in self._ternary:
+            return self._read_ternary(self._ternary, name)
         return self.read_rows(name, 0, file.entries[theirs].shape[0])
 
     def read_rows(self, name: str, first: int, last: int) -> Tensor:
         file, theirs = self._tensors[name]
+        if self._ternary is not None and name in self._ternary:
+            return self._read_ternary(self._ternary, name).rows(first, last)
         values = self._values(name, first, last)
         try:
             return FloatTensor(
@@ -124,6 +146,15 @@ class _HfStore:
             )
         except FormatError as error:
             raise FormatError(f"{file.path}: {error}") from None
+
+    def _read_ternary(self, ternary: TernaryMatrices, name: str) -> EncodedTensor:
+        """Whole matrix in canonical order."""
+        tensor = ternary.read(name)
+        if not is_rotary(name):
+            return tensor
+        turned = interleave_rotary_tensor(tensor, self._spec.head_dim)
+        assert isinstance(turned, EncodedTensor)  # as it went in
+        return turned
 
     def digest(self) -> str:
         names = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -152,13 +183,41 @@ class _HfStore:
     def _values(self, name: str, first: int, last: int) -> NDArray[np.float32]:
         """Rows in canonical order."""
         file, theirs = self._tensors[name]
-        if name.split(".")[-2] not in ROTARY_PROJECTIONS:
+        if not is_rotary(name):
             return file.read(theirs, first, last)
         head_dim = self._spec.head_dim
         from_head, to_head = first // head_dim, -(-last // head_dim)
         rows = file.read(theirs, from_head * head_dim, to_head * head_dim)
         start = first - from_head * head_dim
         return interleave_rotary_rows(rows, head_dim)[start : start + last - first]
+
+
+def _take_scales(located: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
+    """Take out the scales of ternary matrices, by the matrices' canonical names."""
+    scales = {}
+    for name in [name for name in located if name.endswith(_SCALE)]:
+        matrix = canonical_name(name.removesuffix(_SCALE) + ".weight")
+        if matrix is not None:
+            scales[matrix] = (located.pop(name), name)
+    return scales
+
+
+def _ternary(
+    directory: Path,
+    tensors: dict[str, tuple[SafetensorsFile, str]],
+    scales: dict[str, tuple[SafetensorsFile, str]],
+) -> TernaryMatrices | None:
+    path = directory / "config.json"
+    quantization = bitnet_quantization(read_json_object(path).get("quantization_config"), str(path))
+    if quantization is not None:
+        return TernaryMatrices(quantization, tensors=tensors, scales=scales)
+    if scales:
+        _, name = next(iter(scales.values()))
+        raise FormatError(
+            f"{path}: key 'quantization_config' must say whether tensor {name!r} divides or "
+            "multiplies, not be missing; take it from the model's original config.json"
+        )
+    return None
 
 
 def _locate(directory: Path) -> tuple[dict[str, SafetensorsFile], tuple[str, ...]]:

@@ -24,7 +24,11 @@ __all__ = ["command", "lines", "summary"]
     metavar="PATTERN=FORMAT",
     help="Format of the tensors that match, e.g. 'blk.*.ffn_down.weight=int4g64'; repeatable.",
 )
-@click.option("--weights", help="Format of a shape's weights, e.g. int4g32, sym2g128, ternary.")
+@click.option(
+    "--weights",
+    help="Format of a shape's weights, e.g. int4g32, sym2g128, ternary; of a model, 'ternary' "
+    "takes floats that are ternary already and refuses others.",
+)
 @click.option(
     "--lora", "loras", multiple=True, metavar="[NAME=]FOLDER", help="Resident adapter; repeatable."
 )
@@ -95,7 +99,7 @@ def _is_rounded_here(description: Any) -> bool:
     """Whether real weights that can read a text were rounded by this compilation."""
     return bool(
         description.has_images
-        and description.manifest["model"]["choices"]
+        and description.manifest["model"]["formats"]["requantised"]
         and description.manifest["model"]["source"]["kind"] != "synthetic"
         and description.tokenizer_file() is not None
     )

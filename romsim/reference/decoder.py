@@ -14,6 +14,7 @@ from romsim.reference import tables
 from romsim.reference.attention import CachedWords, LayerCache
 from romsim.reference.config import MAX_CONTEXT, NumericsConfig
 from romsim.reference.functions import sin_cos
+from romsim.reference.integer_matrix import IntegerMatrix
 from romsim.reference.kv_history import KvHistory
 from romsim.reference.kv_policy import KvPolicy
 from romsim.reference.layer import Layer, Record, Run
@@ -21,7 +22,7 @@ from romsim.reference.lora import LowRank
 from romsim.reference.matvec import Linear, Resident, derive_grid
 from romsim.reference.norm import Norm
 from romsim.reference.primitives import Saturation
-from romsim.reference.weights import IntegerMatrix, WeightChoice, integer_matrix
+from romsim.reference.weights import WeightChoice, integer_matrix
 from romsim_models.checkpoint import Checkpoint
 from romsim_models.encoded import EncodedTensor, FloatTensor
 from romsim_models.errors import CapacityError, SpecError

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from romsim.reference.integer_matrix import IntegerMatrix
 from romsim.reference.matvec import Linear, derive_grid
 from romsim.reference.primitives import BlockCodes, Saturation, quantise
-from romsim.reference.weights import IntegerMatrix
 from romsim_models.errors import SpecError
 
 __all__ = ["LowRank", "adapter_matrix"]

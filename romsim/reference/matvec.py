@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from romsim.reference.integer_matrix import IntegerMatrix
 from romsim.reference.primitives import (
     BlockCodes,
     Saturation,
@@ -25,7 +26,6 @@ from romsim.reference.primitives import (
     rne,
     shr,
 )
-from romsim.reference.weights import IntegerMatrix
 from romsim_models.errors import SpecError
 
 __all__ = ["Linear", "Resident", "derive_grid"]

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from romsim.reference.integer_matrix import IntegerMatrix
 from romsim.reference.lora import LowRank, adapter_matrix
 from romsim.reference.matvec import Linear, derive_grid
 from romsim.reference.primitives import BlockCodes, Saturation, quantise
-from romsim.reference.weights import IntegerMatrix, WeightChoice, integer_matrix
+from romsim.reference.weights import WeightChoice, integer_matrix
 from romsim_models.errors import SpecError
 from tests.romsim.reference import scalar_page as page
 from tests.romsim.reference.scalar_decoder import Adapter, code_adapter
