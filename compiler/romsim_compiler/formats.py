@@ -82,7 +82,7 @@ def parse_format(text: str) -> WeightFormat:
     if match is None:
         raise SpecError(
             f"Weight format must be int2, int4 or int8 with an optional group such as int4g64, "
-            f"or ternary or ternary-exact, not {text!r}"
+            f"ternary or ternary-exact, not {text!r}"
         )
     if text.startswith("ternary"):
         return WeightFormat(

@@ -99,8 +99,9 @@ def test_row_blocks_cover_all_rows_in_order() -> None:
 def test_a_format_that_no_rom_form_holds_is_refused() -> None:
     with pytest.raises(
         FormatError,
-        match=r"^Format of tensor 'blk\.0\.attn_q\.weight' must be one of q4_0, q4_1, q8_0 to be "
-        r"burnt as shipped, not 'q3_k'; choose a format to quantise it to, such as int4g32$",
+        match=r"^Format of tensor 'blk\.0\.attn_q\.weight' must be one of q4_0, q4_1, q8_0, tq1_0, "
+        r"tq2_0, i2_s, bitnet to be burnt as shipped, not 'q3_k'; choose a format to "
+        r"quantise it to, such as int4g32$",
     ):
         from_encoded(replace(shipped("q4_0"), format="q3_k"))
 

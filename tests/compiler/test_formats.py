@@ -23,6 +23,7 @@ from tests.tiny_chips import sized_target
         ("sym4g128", "sym4g128", 4, 8, 128, False, 4.125),
         ("sym2g128", "sym2g128", 2, 2, 128, False, 2.125),
         ("ternary", "ternary", 2, 0, 0, False, 2.0),
+        ("ternary-exact", "ternary-exact", 2, 0, 0, False, 2.0),
     ],
 )
 def test_names_of_formats(
@@ -37,14 +38,19 @@ def test_names_of_formats(
 
 def test_shipped_formats_count_their_scales() -> None:
     bits = {name: fmt.bits_per_weight() for name, fmt in SHIPPED_FORMATS.items()}
-    assert bits == {"q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
+    assert bits == {
+        **{"q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5, "tq1_0": 2.0625, "tq2_0": 2.0625},
+        **{"i2_s": 2.0, "bitnet": 2.0},
+    }
 
 
-@pytest.mark.parametrize("text", ["int3", "", "INT4", "int4g", "ternaryg32", "int4g32 ", "q4_1"])
+@pytest.mark.parametrize(
+    "text", ["int3", "", "INT4", "int4g", "ternaryg32", "ternary-exact2", "int4g32 ", "q4_1"]
+)
 def test_unknown_name_is_refused(text: str) -> None:
     sentence = (
-        f"Weight format must be int2, int4 or int8 with an optional group such as int4g64, or "
-        f"ternary, not {text!r}"
+        f"Weight format must be int2, int4 or int8 with an optional group such as int4g64, "
+        f"ternary or ternary-exact, not {text!r}"
     )
     with pytest.raises(SpecError, match=rf"^{re.escape(sentence)}$"):
         parse_format(text)

@@ -52,7 +52,8 @@ def weights_of(spec: ModelSpec = SPEC, *, seed: int = 0) -> dict[str, NDArray[np
 
 def write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
     """Write a file; float16 and float32 as they are, uint16 as BF16, others by their name."""
-    kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16", "float64": "F64", "int8": "I8"}
+    kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16", "float64": "F64", "int8": "I8",
+             "uint8": "U8"}  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, array in tensors.items():

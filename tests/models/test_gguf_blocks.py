@@ -89,10 +89,10 @@ def test_every_type_of_the_gguf_package_has_a_name() -> None:
 
 
 def test_unknown_type_is_refused() -> None:
-    assert supported_types() == "F32, F16, BF16, Q4_0, Q4_1, Q8_0"
+    assert supported_types() == "F32, F16, BF16, Q4_0, Q4_1, Q8_0, TQ1_0, TQ2_0, I2_S"
     with pytest.raises(
         FormatError,
         match=r"^m\.gguf: type of tensor 'w' must be one of F32, F16, BF16, Q4_0, Q4_1, Q8_0, "
-        r"not 11 \(Q3_K\); convert the file to one of these types$",
+        r"TQ1_0, TQ2_0, I2_S, not 11 \(Q3_K\); convert the file to one of these types$",
     ):
         block_of_type(11, tensor="w", path="m.gguf")

@@ -259,12 +259,12 @@ def test_header_refuses_an_impossible_alignment(path: Path, alignment: Any) -> N
 
 @pytest.mark.parametrize(
     ("type_id", "name"),
-    [(12, "Q4_K"), (14, "Q6_K"), (36, "I2_S, bitnet.cpp"), (35, "TQ2_0"), (99, "unknown to ggml")],
+    [(12, "Q4_K"), (14, "Q6_K"), (37, "IQ4_NL_4_8"), (99, "unknown to ggml")],
 )
 def test_header_refuses_a_type_by_number_and_name(path: Path, type_id: int, name: str) -> None:
     write_gguf(path, {}, {"blk.0.attn_q.weight": Written((1, 256), type_id, bytes(400))})
     refused(
         path,
         "type of tensor 'blk.0.attn_q.weight' must be one of F32, F16, BF16, Q4_0, Q4_1, Q8_0, "
-        f"not {type_id} ({name}); convert the file to one of these types",
+        f"TQ1_0, TQ2_0, I2_S, not {type_id} ({name}); convert the file to one of these types",
     )

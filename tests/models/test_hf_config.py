@@ -175,8 +175,8 @@ def test_other_architecture_is_refused(path: Path, changes: dict[str, Any], foun
         ),
         (
             {"quantization_config": {"quant_method": "gptq"}},
-            "key 'quantization_config' must be absent, not 'gptq'; give the model in bf16, f16 or "
-            "f32, or as GGUF",
+            "key 'quantization_config' must be absent or of quant_method 'bitnet', not 'gptq'; "
+            "give the model in bf16, f16 or f32, or as GGUF",
         ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},

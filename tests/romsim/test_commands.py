@@ -155,8 +155,8 @@ def test_compile_a_shape(capsys: Capture, tmp_path: Path) -> None:
         ),
         (
             ["--quantize", "blk.*=int5"],
-            "Weight format must be int2, int4 or int8 with an optional group such as int4g64, or "
-            "ternary, not 'int5'",
+            "Weight format must be int2, int4 or int8 with an optional group such as int4g64, "
+            "ternary or ternary-exact, not 'int5'",
         ),
         (["--context", "0"], "Context must be at least 1 token, not 0"),
         (["--rank", "4"], "--rank and --area must be used with --fit, not alone; add --fit"),
