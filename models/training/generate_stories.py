@@ -2,7 +2,7 @@
 
 Prompts come from a seeded grammar of names, animals, places and things; the model continues them
 with seeded top-k sampling. Batches are written one after another, so that a stopped run goes on
-where it stopped. Run: ``python models/training/generate_stories.py --out stories.txt``.
+where it stopped. In ``models``: ``python -m training.generate_stories --out stories.txt``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 All three see the same text in the same order. The ternary model is trained with quantisation in
 the loop: weights by their mean magnitude, activations as int8 per token, gradients straight through
 (BitNet b1.58). The 2-bit model starts from the float twin and is trained on with groups of 32, as
-the chip rounds them. ``export_stories.py`` writes the model files.
+the chip rounds them. In ``models``: ``python -m training.train_ternary --help``;
+``training.export_stories`` writes the model files.
 
 Source: Ma et al., The Era of 1-bit LLMs (arXiv 2402.17764), for the quantisers.
 """

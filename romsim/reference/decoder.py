@@ -289,15 +289,7 @@ class IntegerDecoder:
             exact = torch.from_numpy(matrix.values[rows].astype(np.int64) * significand)
             x = self._saturation.shr_sat32(exact, -exponent - frac)
             return x.to(self.device, torch.float64)
-        selected = IntegerMatrix(
-            name=matrix.name,
-            values=matrix.values[rows],
-            group=matrix.group,
-            sig=matrix.sig[rows],
-            exp=matrix.exp[rows],
-            minimum_sig=None if matrix.minimum_sig is None else matrix.minimum_sig[rows],
-            minimum_exp=None if matrix.minimum_exp is None else matrix.minimum_exp[rows],
-        )
+        selected = matrix.some_rows(rows)
         exact = torch.from_numpy(selected.scaled_rows(0, len(rows), -24))
         return self._saturation.shr_sat32(exact, 24 - frac).to(self.device, torch.float64)
 

@@ -49,6 +49,19 @@ class IntegerMatrix:
         """(n_rows, n_cols)."""
         return int(self.values.shape[0]), int(self.values.shape[1])
 
+    def some_rows(self, rows: NDArray[np.int64]) -> IntegerMatrix:
+        """Rows by their numbers, in that order, as a matrix."""
+        return IntegerMatrix(
+            name=self.name,
+            values=self.values[rows],
+            group=self.group,
+            sig=self.sig[rows],
+            exp=self.exp[rows],
+            minimum_sig=None if self.minimum_sig is None else self.minimum_sig[rows],
+            minimum_exp=None if self.minimum_exp is None else self.minimum_exp[rows],
+            scale=self.scale,
+        )
+
     def least_exponent(self) -> int | None:
         """Least exponent of a group whose significand is not 0; ``None`` if there is none."""
         candidates = [self.exp[self.sig != 0]]
