@@ -353,13 +353,13 @@ class FloatDecoder:
         queries = q.transpose(1, 2)  # [B, H, T, D]
         if x.shape[1] == 1:  # heads that share keys are rows of one product, twice as fast
             queries = queries.reshape(len(x), spec.n_kv_heads, -1, spec.head_dim)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            queries,
-            cache.keys[layer, :, :, :end],  # [B, K, S, D]
+        keys, values = (
+            cache.keys[layer, :, :, :end],
             cache.values[layer, :, :, :end],
-            attn_mask=mask,
-            enable_gqa=True,  # query head h reads key/value head h // (H / K)
-        )
+        )  # [B, K, S, D]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=True
+        )  # query head h reads key/value head h // (H / K)
         out = out.reshape(len(x), spec.n_heads, -1, spec.head_dim)
         h = out.transpose(1, 2).flatten(-2)  # [B, T, H * D]
         see(f"{at}.attn_out", h)
