@@ -350,18 +350,14 @@ class FloatDecoder:
         mask = None
         if x.shape[1] > 1:  # [T, S]: each token sees itself and those before
             mask = torch.ones(end - start, end, dtype=torch.bool, device=self.device).tril(start)
-        queries = q.transpose(1, 2)  # [B, H, T, D]
+        h = q.transpose(1, 2)  # [B, H, T, D]
         if x.shape[1] == 1:  # heads that share keys are rows of one product, twice as fast
-            queries = queries.reshape(len(x), spec.n_kv_heads, -1, spec.head_dim)
-        keys, values = (
-            cache.keys[layer, :, :, :end],
-            cache.values[layer, :, :, :end],
-        )  # [B, K, S, D]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=True
-        )  # query head h reads key/value head h // (H / K)
-        out = out.reshape(len(x), spec.n_heads, -1, spec.head_dim)
-        h = out.transpose(1, 2).flatten(-2)  # [B, T, H * D]
+            h = h.reshape(len(x), spec.n_kv_heads, -1, spec.head_dim)
+        k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]  # [B, K, S, D]
+        # Query head h reads key/value head h // (H / K).
+        h = torch.nn.functional.scaled_dot_product_attention(h, k, v, mask, enable_gqa=True)
+        h = h.reshape(len(x), spec.n_heads, -1, spec.head_dim)
+        h = h.transpose(1, 2).flatten(-2)  # [B, T, H * D]
         see(f"{at}.attn_out", h)
         if spec.has_sub_norms:
             h = self._norm(f"{at}.attn_sub_norm.weight", h)
