@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training import train_ternary as training
+from . import train_ternary as training
 
 __all__ = ["write_model"]
 
