@@ -5,6 +5,8 @@ from __future__ import annotations
 from romsim.area_parts import sum_bits
 from romsim.bounds import norm_length
 from romsim.design_point import DesignPoint
+from romsim_compiler.kv_cycles import rope_extra
+from romsim_compiler.kv_sram import MASS_BITS, element_bits, stored_bits
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import MX_BLOCK
 
@@ -90,13 +92,15 @@ def count_events(
             )
         case "rope":
             rows = heads + 2 * spec.n_kv_heads * spec.head_dim
-            kv = 2 * spec.n_kv_heads * spec.head_dim
+            if rope_extra(spec, point.target):  # the query is rotated twice
+                rows += heads
+            written = _written_bits(point)
             return {
                 "vector_ops": 6.0 * rows,
                 "sram_read_bits": 64.0 * rows,
                 "broadcast_bits": _coded(heads, formats.kv),
-                "collect_bits": _coded(kv, formats.kv),  # to the one tile that keeps the token
-                "sram_write_bits": _coded(kv, formats.kv),
+                "collect_bits": written,  # to the one tile that keeps the token
+                "sram_write_bits": written,
                 "buffer_write_bits": _coded(heads, formats.kv) * array.n_tiles,
             }
         case "attn_out":
@@ -140,6 +144,17 @@ def _matvec(point: DesignPoint, name: str) -> Events:
     }
 
 
+def _written_bits(point: DesignPoint) -> float:
+    """Return the bits of a new token's keys and values."""
+    target, head_dim, n_heads = point.target, point.spec.head_dim, point.spec.n_kv_heads
+    if target.kv.is_default:
+        return _coded(2 * n_heads * head_dim, target.formats.kv)
+    bits = 1.0 * stored_bits(target.kv, head_dim, 1)
+    if target.kv.codec == "kivi":  # written again when they leave their windows
+        bits += 2 * head_dim * element_bits(target.kv, head_dim)
+    return n_heads * bits
+
+
 def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> Events:
     mine = ranks.get(stem, (0,))
     if not any(mine):
@@ -160,20 +175,24 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> E
 def _attention(point: DesignPoint, position: int) -> Events:
     spec, target = point.spec, point.target
     att = target.attention
-    tokens = position + 1
+    tokens = target.kv.held(position + 1)
     heads = spec.n_heads * spec.head_dim
     passes = _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
     words = spec.n_kv_heads * passes * tokens * _ceil(spec.head_dim, att.word_elems)
-    blocks = position // att.attn_block + 1
+    blocks = _ceil(tokens, att.attn_block)
     tiles = target.array.n_tiles
     active = min(tiles, tokens, att.attn_block)
     sums = 1.0 * sum_bits(target.formats.kv) * heads
+    read = 2.0 * words * _coded(att.word_elems, target.formats.kv)
+    if not target.kv.is_default:
+        read = 1.0 * spec.n_kv_heads * passes * stored_bits(target.kv, spec.head_dim, tokens)
+    mass = 1.0 * MASS_BITS * tokens * spec.n_kv_heads if target.kv.retention == "h2o" else 0.0
     return {
         "kv_macs": 2.0 * tokens * heads,
         "exponentials": 1.0 * tokens * spec.n_heads,
-        "sram_read_bits": 2.0 * words * _coded(att.word_elems, target.formats.kv),
-        "buffer_read_bits": 32.0 * tokens * spec.n_heads,  # scores
-        "buffer_write_bits": 32.0 * tokens * spec.n_heads,
+        "sram_read_bits": read,
+        "buffer_read_bits": 32.0 * tokens * spec.n_heads + mass,  # scores
+        "buffer_write_bits": 32.0 * tokens * spec.n_heads + mass,
         # Partial sums of the tiles that hold tokens: along the links between them, and from the
         # last of them to the vector unit. Maxima go to all tiles and back.
         "broadcast_bits": blocks * (64.0 * spec.n_heads + sums * active / tiles),

@@ -136,9 +136,18 @@ def _kv_lines(kv: Any, memory: Any) -> list[str]:
         return []
     held = f"{kv['slots']} slots, " if kv["slots"] != memory["context"] else ""
     return [
-        f"  KV        {','.join(f'{k}={v}' for k, v in config.items())}; {held}"
+        f"  KV        {','.join(f'{k}={config[k]}' for k in _in_order(config))}; {held}"
         f"{kv['bits_per_element']:g} bits an element, tables of {kv['table_bits']} bits"
     ]
+
+
+def _in_order(config: Any) -> list[str]:
+    """Return keys as the axes have them: each choice, then what it uses."""
+    from dataclasses import fields
+
+    from romsim_compiler.kv import KvConfig
+
+    return [field.name for field in fields(KvConfig) if field.name in config]
 
 
 def _area_mm2(description: Any) -> float:
