@@ -150,7 +150,7 @@ def _written_bits(point: DesignPoint) -> float:
     if target.kv.is_default:
         return _coded(2 * n_heads * head_dim, target.formats.kv)
     bits = 1.0 * stored_bits(target.kv, head_dim, 1)
-    if target.kv.codec == "kivi":  # written again when they leave their windows
+    if target.kv.codec in ("kivi", "tiered"):  # written again, narrower
         bits += 2 * head_dim * element_bits(target.kv, head_dim)
     return n_heads * bits
 
@@ -186,7 +186,8 @@ def _attention(point: DesignPoint, position: int) -> Events:
     read = 2.0 * words * _coded(att.word_elems, target.formats.kv)
     if not target.kv.is_default:
         read = 1.0 * spec.n_kv_heads * passes * stored_bits(target.kv, spec.head_dim, tokens)
-    mass = 1.0 * MASS_BITS * tokens * spec.n_kv_heads if target.kv.retention == "h2o" else 0.0
+    ranked = min(tokens, target.kv.heavy + target.kv.window) if target.kv.is_ranked else 0
+    mass = 1.0 * MASS_BITS * ranked * spec.n_kv_heads
     return {
         "kv_macs": 2.0 * tokens * heads,
         "exponentials": 1.0 * tokens * spec.n_heads,

@@ -19,7 +19,7 @@ __all__ = [
     "parse_kv",
 ]
 
-CODECS = ("fp16", "int8", "int4", "int2", "kivi")
+CODECS = ("fp16", "int8", "int4", "int2", "kivi", "tiered")
 RETENTIONS = ("all", "stream", "h2o")
 LAYOUTS = ("contiguous", "paged", "ring", "slotmap")
 
@@ -36,7 +36,8 @@ class KvConfig:
     codec
         ``fp16`` (16-bit words), ``int8`` (MXINT8), ``int4``, ``int2`` (per token, scale and zero
         per ``group`` channels), ``kivi`` (keys per channel in groups of ``group`` tokens, values
-        per token).
+        per token), ``tiered`` (MXINT8 for the last ``window`` tokens and the ``heavy`` heaviest
+        before them, ``key_bits`` and ``value_bits`` per token for the rest).
     key_bits, value_bits, group, residual, plain_sinks
         Of the codecs: code widths, elements of a scale, tokens that KIVI keeps as 16-bit words
         after the first ``plain_sinks`` ones, which stay so.
@@ -80,6 +81,11 @@ class KvConfig:
         return self.budget if self.budget is None or self.retention != "h2o" else self.budget + 1
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether tokens are ranked by the attention that they had."""
+        return self.retention == "h2o" or self.codec == "tiered"
+
+    @property
     def granule(self) -> int:
         """Tokens that are encoded together."""
         return self.group if self.codec == "kivi" else 1
@@ -89,8 +95,8 @@ class KvConfig:
         return n_tokens if self.slots is None else min(n_tokens, self.slots)
 
     def code_bits(self) -> tuple[int, int]:
-        """Return the bits of a key's and of a value's code."""
-        if self.codec == "kivi":
+        """Return the bits of a key's and of a value's code: of two widths, the narrow ones."""
+        if self.codec in ("kivi", "tiered"):
             return self.key_bits, self.value_bits
         return _CODE_BITS[self.codec], _CODE_BITS[self.codec]
 
@@ -119,6 +125,14 @@ KV_PRESETS: dict[str, dict[str, Any]] = {
     "kivi-2bit": {**_KIVI, "key_bits": 2, "value_bits": 2},
     "kivi-k4v2": {**_KIVI, "key_bits": 4, "value_bits": 2},
     "kivi-2bit-sinks": {**_KIVI, "key_bits": 2, "value_bits": 2, "plain_sinks": 32},
+    "kvc-q": {
+        "codec": "tiered",
+        "key_bits": 2,
+        "value_bits": 2,
+        "group": 32,
+        "heavy": 128,
+        "window": 128,
+    },
     "streaming-llm": {"codec": "fp16", "retention": "stream", "sinks": 4, "window": 508},
     "window": {"codec": "fp16", "retention": "stream", "sinks": 0, "window": 512},
     "h2o": {"codec": "fp16", "retention": "h2o", "heavy": 256, "window": 256},
@@ -132,6 +146,7 @@ _USED = {
         "int4": ("group",),
         "int2": ("group",),
         "kivi": ("key_bits", "value_bits", "group", "residual", "plain_sinks"),
+        "tiered": ("key_bits", "value_bits", "group", "heavy", "window"),
     },
     "retention": {"all": (), "stream": ("sinks", "window"), "h2o": ("heavy", "window")},
     "layout": {"contiguous": (), "paged": ("block",), "ring": (), "slotmap": ()},
@@ -183,6 +198,9 @@ def _with(values: dict[str, Any], key: str, value: str) -> dict[str, Any]:
         return values
     axis = {name for names in _USED[key].values() for name in names}
     kept = set(_USED[key].get(value, ()))
+    for other in _USED:
+        if other != key and other in values:
+            kept |= set(_USED[other].get(values[other], ()))
     return {**{k: v for k, v in values.items() if k not in axis or k in kept}, key: value}
 
 
@@ -222,10 +240,11 @@ def _check(kv: KvConfig) -> None:
     """Refuse what the rules of docs/kv.md, section 6, forbid, whatever the chip."""
     if kv.layout == "paged" and not 1 <= kv.block <= 128:
         raise SpecError(f"kv.block must be 1 to 128, not {kv.block} (rule 1)")
-    if kv.codec == "kivi":
+    if kv.codec in ("kivi", "tiered"):
         for key, bits in (("key_bits", kv.key_bits), ("value_bits", kv.value_bits)):
             if bits not in (2, 4):
                 raise SpecError(f"kv.{key} must be 2 or 4, not {bits}")
+    if kv.codec == "kivi":
         if kv.group < 1 or kv.residual < 1 or kv.residual % kv.group:
             raise SpecError(
                 f"kv.residual must be a multiple of kv.group, and both at least 1, not "
@@ -244,10 +263,14 @@ def _check(kv: KvConfig) -> None:
             )
     elif kv.group and kv.group % 32:
         raise SpecError(f"kv.group must be a multiple of 32, not {kv.group}")
-    if kv.codec in ("int4", "int2") and kv.group < 32:
+    if kv.codec in ("int4", "int2", "tiered") and kv.group < 32:
         raise SpecError(f"kv.group must be a multiple of 32, not {kv.group}")
-    budget = kv.budget
-    if budget is not None and (budget < 1 or kv.window < 1):
+    if kv.codec == "tiered" and kv.retention != "all":
+        raise SpecError(
+            f"kv.retention must be 'all' with codec 'tiered', not {kv.retention!r}: attention mass "
+            f"chooses the width of tokens there, not which are kept (rule 2)"
+        )
+    if (kv.budget is not None or kv.codec == "tiered") and kv.window < 1:
         raise SpecError(
             f"kv.window must be at least 1, not {kv.window}: the new token attends to itself "
             f"(rule 3)"

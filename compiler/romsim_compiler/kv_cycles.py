@@ -66,7 +66,7 @@ def block_extra(
 def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
     """Return what follows attention when the newest of ``n_tokens`` has attended.
 
-    Re-encoding of KIVI's windows; attention mass and eviction of H2O.
+    Re-encoding of KIVI's windows; attention mass, and what its order drops or narrows.
     """
     kv, att, tiles = target.kv, target.attention, target.array.n_tiles
     hop = target.network.broadcast_cycles + target.network.collect_cycles
@@ -81,11 +81,16 @@ def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
             port += spec.n_kv_heads * 2 * words
             latency += _ENCODE
         return port, latency
-    if kv.retention == "h2o":
+    if kv.is_ranked:
         passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
         local = _ceil(kv.held(n_tokens), tiles)
-        argmin = spec.n_kv_heads * local if n_tokens > (kv.budget or 0) else 0
-        return passes * local + argmin, spec.n_heads + hop + _UPDATE
+        port, latency = passes * local, spec.n_heads + hop + _UPDATE
+        if n_tokens > kv.heavy + kv.window:
+            port += spec.n_kv_heads * local  # the argmin
+            if kv.codec == "tiered":
+                port += spec.n_kv_heads * 2 * 2 * words
+                latency += _ENCODE
+        return port, latency
     return 0, 0
 
 

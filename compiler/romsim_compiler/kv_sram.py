@@ -77,9 +77,19 @@ def _token_bits(kv: KvConfig, head_dim: int, side: int) -> int:
     return bits * head_dim + 2 * _WORD * head_dim // kv.group
 
 
+def _pair_bits(kv: KvConfig, head_dim: int) -> int:
+    """Return the bits of an encoded key and value of a head: of two widths, the narrow one."""
+    return _token_bits(kv, head_dim, 0) + _token_bits(kv, head_dim, 1)
+
+
+def _wide_bits(head_dim: int) -> int:
+    """Return the bits of a key and value of a head in MXINT8."""
+    return 2 * (8 * head_dim + 8 * -(-head_dim // MX_BLOCK))
+
+
 def element_bits(kv: KvConfig, head_dim: int) -> float:
     """Return stored bits of one element, mean of keys and values, 16-bit windows left out."""
-    return (_token_bits(kv, head_dim, 0) + _token_bits(kv, head_dim, 1)) / (2 * head_dim)
+    return _pair_bits(kv, head_dim) / (2 * head_dim)
 
 
 def stored_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
@@ -88,8 +98,11 @@ def stored_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
     Words of keys and values alone: no accumulators, no tables.
     """
     held = n_tokens if kv.budget is None else min(n_tokens, kv.budget)
+    if kv.codec == "tiered":
+        wide = min(held, kv.heavy + kv.window)
+        return wide * _wide_bits(head_dim) + (held - wide) * _pair_bits(kv, head_dim)
     if kv.codec != "kivi":
-        return held * (_token_bits(kv, head_dim, 0) + _token_bits(kv, head_dim, 1))
+        return held * _pair_bits(kv, head_dim)
     plain = min(held, kv.plain_sinks)
     n = held - plain
     keys = n // kv.residual * kv.residual
@@ -135,8 +148,12 @@ def sequence_bits(spec: ModelSpec, target: Target, n_tokens: int) -> int:
         head = 2 * (rows - n) * word + sum(window) * word
         head += n // kv.residual * kv.residual * _token_bits(kv, dim, 0)
         head += max(0, n - kv.residual) * _token_bits(kv, dim, 1)
+    elif kv.codec == "tiered":
+        wide = min(rows, kv.heavy + kv.window + 1 + spare)
+        head = wide * (_wide_bits(dim) + MASS_BITS) + max(0, rows - wide) * _pair_bits(kv, dim)
+        head += (rows + kv.window) * max(1, (rows - 1).bit_length())  # rows and widths; the newest
     else:
-        head = rows * (_token_bits(kv, dim, 0) + _token_bits(kv, dim, 1))
+        head = rows * _pair_bits(kv, dim)
     if kv.retention == "h2o":
         head += rows * MASS_BITS + kv.window * max(1, (slots - 1).bit_length())
     return head * spec.n_layers * spec.n_kv_heads + table_bits(spec, kv, rows)

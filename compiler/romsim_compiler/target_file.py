@@ -71,7 +71,7 @@ class _Embedding(_Section):
 
 
 class _Kv(_Section):
-    codec: Literal["fp16", "int8", "int4", "int2", "kivi"] = "int8"
+    codec: Literal["fp16", "int8", "int4", "int2", "kivi", "tiered"] = "int8"
     key_bits: int | None = Field(default=None, ge=0)
     value_bits: int | None = Field(default=None, ge=0)
     group: int | None = Field(default=None, ge=0)

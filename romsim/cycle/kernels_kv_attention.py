@@ -135,12 +135,12 @@ def add_mass(
 def least_mass(mass: Any, positions: Any, n_slots: Any, oldest_kept: Any, evicted: Any) -> None:
     """Find the slot of least mass among tokens before ``oldest_kept``, per KV head; lowest wins.
 
-    Positions are int64 [n_kv_heads, slots]; the result is int64 [n_kv_heads].
+    Positions are int64 [n_kv_heads, slots], -1 for none; the result is int64 [n_kv_heads].
     """
     for head in range(mass.shape[0]):
         best = -1
         for slot in range(n_slots):
-            if positions[head, slot] < oldest_kept and (
+            if 0 <= positions[head, slot] < oldest_kept and (
                 best < 0 or mass[head, slot] < mass[head, best]
             ):
                 best = slot

@@ -53,9 +53,10 @@ class KvStore:
     largest
         Bound of the values' magnitude.
     positions
-        Of the token in each slot where slots are reused, int64 [n_kv_heads, slots]; -1: none.
+        Of the token in each slot where slots are reused, and of wide tokens where widths differ:
+        int64 [n_kv_heads, slots]; -1: none.
     mass
-        Of H2O: attention mass of each slot, int64 [n_kv_heads, slots].
+        Attention mass of each slot, int64 [n_kv_heads, slots], where tokens are ranked by it.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class KvStore:
         self._width = head_blocks(spec.head_dim) * BLOCK
         shape = (spec.n_kv_heads, 0, self._width)
         self.seen = [np.zeros(shape), np.zeros(shape)]
-        n_slots = 0 if kv.retention == "all" else len(row_map.rows)
+        n_slots = len(row_map.rows) if kv.is_ranked or kv.retention == "stream" else 0
         self.mass = np.zeros((spec.n_kv_heads, n_slots), np.int64)
         self.positions = np.full((spec.n_kv_heads, n_slots), -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
@@ -105,7 +106,7 @@ class KvStore:
             place = int(slots[0]) if self.kv.retention == "stream" else position
             self._bits[side, place] = bits
         self.largest = max(self.largest, float(np.abs(encoded).max()))
-        if self.kv.retention != "all":
+        if self.mass.size:
             heads = np.arange(len(slots))
             self.mass[heads, slots] = 0
             self.positions[heads, slots] = position
@@ -136,7 +137,7 @@ class KvStore:
         """Return what attention sees, float64 [n_kv_heads, width], and the bits of the words."""
         spec, kv, name = self._spec, self.kv, _SIDES[side]
         seen = np.zeros((spec.n_kv_heads, self._width))
-        if kv.codec == "int8":
+        if kv.codec in ("int8", "tiered"):
             codes = np.zeros((spec.n_kv_heads, self._width), np.int16)
             shifts = np.zeros((spec.n_kv_heads, self._width // BLOCK), np.int64)
             quantise_heads(values, spec.head_dim, codes, shifts)
@@ -203,16 +204,33 @@ class KvStore:
             self._bits[0, token] = 0
         self._bits[0, tokens[0]] = bits
 
-    def evict(self, position: int, note: Note) -> None:
-        """Drop H2O's token of least mass in each KV head, where there is one too many."""
+    def demote(self, position: int, n_slots: int, note: Note) -> None:
+        """Drop or narrow the token of least mass in each KV head, where there is one too many."""
         kv = self.kv
-        evicted = np.full(self._spec.n_kv_heads, -1, np.int64)
+        if kv.codec == "tiered":
+            self.mass[self.positions < 0] = 0
+        note("mass", self.mass[:, :n_slots])
+        slots = np.full(self._spec.n_kv_heads, -1, np.int64)
         budget = kv.heavy + kv.window
         if position + 1 > budget:
-            least_mass(self.mass, self.positions, budget + 1, position + 1 - kv.window, evicted)
-            self._free[:] = evicted
-            self.positions[np.arange(len(evicted)), evicted] = -1
-            self._bits.pop((0, position - budget), None)
-            self._bits.pop((1, position - budget), None)
-        note("mass", self.mass[:, : min(position + 1, budget + 1)])
-        note("evicted", evicted)
+            least_mass(self.mass, self.positions, n_slots, position + 1 - kv.window, slots)
+            self.positions[np.arange(len(slots)), slots] = -1
+            for side in (0, 1):
+                self._bits.pop((side, position - budget), None)
+            if kv.codec == "tiered":
+                self._narrow(slots, position - budget, note)
+            else:
+                self._free[:] = slots
+        note("narrowed" if kv.codec == "tiered" else "evicted", slots)
+
+    def _narrow(self, slots: NDArray[np.int64], place: int, note: Note) -> None:
+        """Encode one token of each KV head anew, from the integers of its wide words."""
+        heads, rows, dim = np.arange(len(slots)), self.rows[slots], self._spec.head_dim
+        for side, bits in enumerate(self.kv.code_bits()):
+            values = self.seen[side][heads, rows, :dim].astype(np.int64).reshape(-1)
+            flat = np.zeros(len(values))
+            self._bits[side, place] = self._affine(
+                values, bits, f"{_SIDES[side]}.narrow.", flat, note
+            )
+            self.seen[side][heads, rows, :dim] = flat.reshape(-1, dim)
+        self.largest = max(self.largest, float(np.abs(flat).max()))

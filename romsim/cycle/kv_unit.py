@@ -134,7 +134,7 @@ class KvUnit:
         )
         clipped = self._workers.run(kv_attention, arguments, n_pieces=spec.n_heads)
         store.after_attention(position, note)
-        if kv.retention == "h2o":
+        if kv.is_ranked:
             add_mass(
                 self._numerators,
                 self._tops,
@@ -146,7 +146,7 @@ class KvUnit:
                 self._tables["RCP"],
                 store.mass,
             )
-            store.evict(position, note)
+            store.demote(position, n_slots, note)
         return clipped
 
     def _make_room(self, n_slots: int) -> None:

@@ -56,8 +56,8 @@ def attend_history(
     rows = _rows(query, history)
     # Products then have the scores' frac.
     keyed = rows * 2.0 ** -(query.frac + history.frac - SCORE_FRAC)
-    if history.policy.retention == "h2o":
-        return _attend_h2o(keyed, history, attn_block, saturation, note)
+    if history.policy.is_ranked:
+        return _attend_ranked(keyed, history, attn_block, saturation, note)
     if history.policy.retention == "stream":
         sinks = None if sink_query is None else _rows(sink_query, history)
         if sinks is not None:
@@ -217,10 +217,10 @@ def _attend_stream(
     return out
 
 
-def _attend_h2o(
+def _attend_ranked(
     query: Tensor, history: KvHistory, attn_block: int, saturation: Saturation, note: NotePart
 ) -> Tensor:
-    """One token after another: what is dropped depends on what was attended to."""
+    """One token after another: what is dropped or narrowed depends on what was attended to."""
     n_tokens, n_kv, n_rep, head_dim = query.shape
     start = history.length - n_tokens
     out = torch.empty((n_tokens, n_kv * n_rep * head_dim), dtype=torch.float64, device=query.device)
@@ -242,13 +242,17 @@ def _attend_h2o(
         top, mass, result = _finish(exponent, weights, sums, bound, saturation)
         out[index] = result.reshape(-1)
         _add_mass(history, exponent, p, top, mass, n_slots)
-        _evict(history, position, n_slots, note)
+        _demote(history, position, n_slots, note)
     return out
 
 
 def _enter(history: KvHistory, position: int) -> int:
     """Put a token into its slots; return how many there are."""
     policy, heads = history.policy, torch.arange(history.n_heads)
+    if policy.codec == "tiered":
+        history.mass[:, position] = 0
+        history.slot_positions[:, position] = position
+        return position + 1
     whole = policy.heavy + policy.window + 1
     slots = history.free if position >= whole else torch.full_like(history.free, position)
     at = position - history.first
@@ -271,15 +275,23 @@ def _add_mass(
     history.mass[:, :n_slots] = (history.mass[:, :n_slots] + total).clamp(max=_MASS_LIMIT)
 
 
-def _evict(history: KvHistory, position: int, n_slots: int, note: NotePart) -> None:
-    """Free the slot of least mass among all but the newest, in each KV head."""
+def _demote(history: KvHistory, position: int, n_slots: int, note: NotePart) -> None:
+    """Drop or narrow the token of least mass among all but the newest, in each KV head."""
     policy = history.policy
-    gone = torch.full_like(history.free, -1)
+    is_tiered = policy.codec == "tiered"
+    mass, positions = history.mass[:, :n_slots], history.slot_positions[:, :n_slots]
+    if is_tiered:
+        mass.masked_fill_(positions < 0, 0)
+    note("mass", position, mass[None])
+    slots = torch.full_like(history.free, -1)
     if position >= policy.heavy + policy.window:
         # One number orders by mass, then by slot: 40 bits and 17.
-        order = history.mass * 2**17 + torch.arange(history.mass.shape[1])
-        newest = history.slot_positions > position - policy.window
-        gone = order.masked_fill(newest, 2**62).argmin(dim=1)
-        history.free = gone
-    note("mass", position, history.mass[None, :, :n_slots])
-    note("evicted", position, gone[None])
+        order = mass * 2**17 + torch.arange(n_slots)
+        fixed = (positions > position - policy.window) | (positions < 0)
+        slots = order.masked_fill(fixed, 2**62).argmin(dim=1)
+        if is_tiered:
+            history.slot_positions[torch.arange(history.n_heads), slots] = -1
+            history.narrow(slots, position, note)
+        else:
+            history.free = slots
+    note("narrowed" if is_tiered else "evicted", position, slots[None])

@@ -44,7 +44,8 @@ class KvHistory:
     sinks
         Keys and values of a window's sinks, float64 [n_heads, up to sinks, head_dim].
     slot_keys, slot_values, mass, slot_positions, free
-        H2O's slots: float64 [n_heads, slots, head_dim], int64 [n_heads, slots] and [n_heads].
+        Slots of ranked tokens: float64 [n_heads, slots, head_dim], int64 [n_heads, slots] and
+        [n_heads]; -1 is the position of a narrow token.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class KvHistory:
         """
         if length == self.length:
             return
-        if self.policy.retention != "all":
+        if self.policy.retention != "all" or self.policy.is_ranked:
             raise SpecError(
-                f"Decoder with KV retention {self.policy.retention!r} must be reset after an "
-                f"interrupted call, since the tokens that were dropped are gone; call reset()"
+                f"Decoder with KV codec {self.policy.codec!r} and retention "
+                f"{self.policy.retention!r} must be reset after an interrupted call, since words "
+                f"that were dropped or narrowed are gone; call reset()"
             )
         self.length = length
 
@@ -105,6 +107,11 @@ class KvHistory:
                 self.sinks[side] = torch.cat((self.sinks[side], fresh[:, : max(upto, 0)]), dim=1)
         if self.policy.codec == "kivi":
             self._encode_windows(start, note)
+        if self.policy.codec == "tiered":  # every token in its own slot, rewritten when narrowed
+            self.slot_keys, self.slot_values = self.fresh
+            more = self.fresh[0].shape[1] - self.mass.shape[1]
+            self.mass = torch.nn.functional.pad(self.mass, (0, more))
+            self.slot_positions = torch.nn.functional.pad(self.slot_positions, (0, more), value=-1)
 
     def _forget(self, start: int) -> None:
         """Keep the tokens that a window of the next token may hold."""
@@ -117,7 +124,7 @@ class KvHistory:
     def _encode(self, name: str, values: Tensor, note: NotePart) -> Tensor:
         """Return tokens as they are seen first, float64 [n_heads, T, head_dim]."""
         codec, start = self.policy.codec, self.length
-        if codec == "int8":
+        if codec in ("int8", "tiered"):
             coded = quantise(values, block=self.block, frac=self.frac)
             note(f"{name}.codes", start, coded.codes)
             note(f"{name}.shifts", start, coded.shifts)
@@ -133,6 +140,20 @@ class KvHistory:
             note(f"{name}.zeros", start, made.zero)
             seen = made.seen.reshape(values.shape)
         return seen.transpose(0, 1)
+
+    def narrow(self, slots: Tensor, position: int, note: NotePart) -> None:
+        """Encode the token in a slot of each head anew, narrower: slots int64 [n_heads]."""
+        heads = torch.arange(self.n_heads)
+        widths = self.policy.key_bits, self.policy.value_bits
+        for name, held, bits in zip("kv", (self.slot_keys, self.slot_values), widths, strict=True):
+            made = affine(held[heads, slots].reshape(self.n_heads, -1, self.policy.group), bits)
+            for part, words in (
+                ("codes", made.codes),
+                ("scales", made.scale),
+                ("zeros", made.zero),
+            ):
+                note(f"{name}.narrow.{part}", position, words[None])
+            held[heads, slots] = made.seen.reshape(self.n_heads, -1)
 
     def _encode_windows(self, start: int, note: NotePart) -> None:
         """Make the late form of what leaves a window after the attention of tokens from ``start``.

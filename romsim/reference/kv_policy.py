@@ -14,13 +14,13 @@ class KvPolicy:
     Parameters
     ----------
     codec
-        ``fp16``, ``int8``, ``int4``, ``int2`` or ``kivi``.
+        ``fp16``, ``int8``, ``int4``, ``int2``, ``kivi`` or ``tiered``.
     key_bits, value_bits, group, residual, plain_sinks
-        Of KIVI; ``group`` also of int4 and int2.
+        Of KIVI; the first three also of tiered, ``group`` of int4 and int2.
     retention
         ``all``, ``stream`` or ``h2o``.
     sinks, window, heavy
-        Of the retention.
+        Of the retention, and of tiered.
     """
 
     codec: str = "int8"
@@ -38,6 +38,11 @@ class KvPolicy:
     def has_end(self) -> bool:
         """Whether a sequence's length is bounded by the exact sums: not where slots are reused."""
         return self.retention == "all"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether tokens are ranked by attention mass."""
+        return self.retention == "h2o" or self.codec == "tiered"
 
     @property
     def is_plain(self) -> bool:

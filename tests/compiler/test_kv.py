@@ -52,6 +52,8 @@ def test_systems_are_their_axes() -> None:
 def test_changing_an_axis_drops_what_its_old_value_used() -> None:
     assert parse_kv("kivi-2bit,codec=int4") == parse_kv("int4")
     assert parse_kv("streaming-llm,retention=all,layout=contiguous") == parse_kv("fp16")
+    assert parse_kv("h2o,codec=int8").heavy == parse_kv("kvc-q").window * 2
+    assert parse_kv("kvc-q,codec=int4") == parse_kv("int4")
     assert parse_kv("vllm,layout=slotmap") == KvConfig(codec="fp16", layout="slotmap")
 
 
@@ -66,7 +68,16 @@ def test_changing_an_axis_drops_what_its_old_value_used() -> None:
         ("int8,int4", "--kv must have KEY=VALUE after the preset's name, not 'int4'"),
         ("int4,groups=32", "KV key 'groups' is unknown; did you mean 'group'?"),
         ("int4,group=x", "kv.group must be a number of at least 0, not 'x'"),
-        ("codec=fp8", "kv.codec must be one of fp16, int8, int4, int2, kivi, not 'fp8'"),
+        ("codec=fp8", "kv.codec must be one of fp16, int8, int4, int2, kivi, tiered, not 'fp8'"),
+        (
+            "h2o,codec=tiered",
+            "kv.retention must be 'all' with codec 'tiered', not 'h2o': attention mass chooses the "
+            "width of tokens there, not which are kept (rule 2)",
+        ),
+        (
+            "kvc-q,window=0",
+            "kv.window must be at least 1, not 0: the new token attends to itself (rule 3)",
+        ),
         ("int4,group=48", "kv.group must be a multiple of 32, not 48"),
         ("int4,group=0", "kv.group must be a multiple of 32, not 0"),
         ("kivi-2bit,key_bits=3", "kv.key_bits must be 2 or 4, not 3"),

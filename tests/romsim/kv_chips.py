@@ -26,6 +26,7 @@ CONFIGS = (
     "int2,layout=slotmap",
     "kivi-2bit,residual=8,group=4,plain_sinks=3",
     "kivi-k4v2,residual=16,group=16,layout=paged,block=16",
+    "kvc-q,heavy=4,window=3,key_bits=4",
     "streaming-llm,sinks=3,window=9",
     "streaming-llm,sinks=4,window=20,codec=int8,layout=paged,block=4",
     "window,window=8,codec=int4",
@@ -102,6 +103,6 @@ def filled(
             held = min(position + 1, store.mass.shape[1])
             store.mass[:, :held] += rng.integers(0, 9, (spec.n_kv_heads, held))
         store.after_attention(position, note)
-        if store.kv.retention == "h2o":
-            store.evict(position, note)
+        if store.kv.is_ranked:
+            store.demote(position, store.kv.held(position + 1), note)
         yield position, words

@@ -33,6 +33,9 @@ def test_cycle_model_equals_the_reference_on_every_value(kv: str, tiny: Descript
         "int2": {"k.codes", "k.scales", "k.zeros", "v.codes", "v.scales", "v.zeros"},
         "kivi": {"k.words", "v.words", "k.group.codes", "k.group.scales", "k.group.zeros",
                  "v.late.codes", "v.late.scales", "v.late.zeros"},
+        "tiered": {"k.codes", "k.shifts", "v.codes", "v.shifts", "k.narrow.codes", "mass",
+                   "k.narrow.scales", "k.narrow.zeros", "v.narrow.codes", "v.narrow.scales",
+                   "v.narrow.zeros", "narrowed"},
     }[chip.target.kv.codec]  # fmt: skip
     if chip.target.kv.retention == "h2o":
         kinds |= {"mass", "evicted"}
@@ -154,8 +157,8 @@ def test_interrupted_reference_must_be_reset_where_tokens_are_gone(tiny: Descrip
     with pytest.raises(KeyboardInterrupt):
         decoder.forward(text(3), record=break_off)
     sentence = (
-        "Decoder with KV retention 'h2o' must be reset after an interrupted call, since the tokens "
-        "that were dropped are gone; call reset()"
+        "Decoder with KV codec 'fp16' and retention 'h2o' must be reset after an interrupted call, "
+        "since words that were dropped or narrowed are gone; call reset()"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         decoder.forward([1])

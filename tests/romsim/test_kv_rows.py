@@ -39,7 +39,8 @@ RCP = np.array(tables()["RCP"], np.int64)
 codecs = st.sampled_from(
     ["int8,layout=paged,block=4", "fp16", "int4", "int2", "kivi-2bit,residual=8,group=4",
      "kivi-k4v2,residual=6,group=2,plain_sinks=5", "h2o,heavy=7,window=3,codec=int4",
-     "streaming-llm,sinks=2,window=9", "window,window=4,codec=int8"]
+     "streaming-llm,sinks=2,window=9", "window,window=4,codec=int8",
+     "kvc-q,heavy=5,window=4,value_bits=4"]
 )  # fmt: skip
 
 
@@ -420,6 +421,21 @@ def test_t1_12_score_sram_is_an_accumulator_a_slot_and_head() -> None:
     cycles = attention_cycles([255, 256, 257, 999], spec=spec, target=kept)
     assert cycles[1] > cycles[0]
     assert cycles[1] == cycles[2] == cycles[3]
+
+
+def test_t2_02_tiered_bits_are_exact_and_30_percent_of_fp16_is_3_33_times_smaller() -> None:
+    kv, dim = parse_kv("kvc-q,heavy=100,window=60"), 128
+    for n_tokens in (1, 160, 161, 1000):
+        wide = min(n_tokens, 160)
+        assert stored_bits(kv, dim, n_tokens) == 2 * dim * (
+            wide * Fraction(33, 4) + (n_tokens - wide) * 3
+        )
+    # 8.25 f + 3 (1 - f) = 0.3 * 16 has f = 12/35: 360 wide tokens of 1,050.
+    ratio = Fraction(
+        32 * dim * 1050, stored_bits(parse_kv("kvc-q,heavy=260,window=100"), dim, 1050)
+    )
+    assert ratio == Fraction(10, 3)
+    assert f"{float(ratio):.2f}" == "3.33"
 
 
 def test_configurations_keep_their_order_of_room() -> None:
