@@ -27,7 +27,7 @@ TOP_MODULE = "romsim_top"
 ROM_FOLDER = "rom"
 """Folder of the images, for ``+romdir=``."""
 
-MACROS = ("romsim_constant.v", "romsim_rom.v", "romsim_sram.v")
+MACROS = ("romsim_clock_gate.v", "romsim_constant.v", "romsim_rom.v", "romsim_sram.v")
 """Hand-written behavioural models, which a foundry's macros replace."""
 
 SCHEMA_VERSION = 1

@@ -183,7 +183,14 @@ class VerilogPlatform:
 
 
 def replicate(
-    m: Module, platform: Any, name: str, module_name: str, build: Callable[[], Any], count: int
+    m: Module,
+    platform: Any,
+    name: str,
+    module_name: str,
+    build: Callable[[], Any],
+    count: int,
+    *,
+    domain: str = "sync",
 ) -> list[Any]:
     """Put ``count`` copies of a component into a module.
 
@@ -195,6 +202,8 @@ def replicate(
         Name of the Verilog module; the same name must always mean the same component.
     build
         Makes the component.
+    domain
+        Clock domain of the copies, where they are emitted.
 
     Returns
     -------
@@ -212,7 +221,7 @@ def replicate(
     faces = []
     for index in range(count):
         face = signature.create(path=(f"{name}{index}",))
-        ports: dict[str, Any] = {"i_clk": ClockSignal("sync"), "i_rst": ResetSignal("sync")}
+        ports: dict[str, Any] = {"i_clk": ClockSignal(domain), "i_rst": ResetSignal(domain)}
         for path, member, value in signature.flatten(face):
             direction = "i" if member.flow == wiring.In else "o"
             ports[f"{direction}_{'__'.join(map(str, path))}"] = value

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.adapter_images import lora_sizes
+from romsim_rtl.argmax import ARGMAX_CYCLES
 from romsim_rtl.attention_sizes import AttentionSizes
+from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
 from romsim_rtl.encoding import first_row
 from romsim_rtl.hside import HSide
 from romsim_rtl.lora_side import configuration_members
@@ -117,12 +119,40 @@ class Top(wiring.Component):
             lambda: Sequencer(config=self.sequencer_config, words=self.program_words),
             1,
         )
-        (v,) = replicate(m, platform, "vector", "romsim_vector", self._vector, 1)
+        # what may change a unit's state; between programs the host may load adapters
+        idle, reads, rows, logits = Signal(), Signal(), Signal(), Signal()
+        v_wakes = [(Signal(name="v_wake"), DRAIN_CYCLES), (logits, ARGMAX_CYCLES), (rows, 0)]
+        h_wakes = [(Signal(name="h_wake"), DRAIN_CYCLES)]
+        (v,) = replicate(
+            m,
+            platform,
+            "vector",
+            "romsim_vector",
+            self._vector,
+            1,
+            domain=gate_clock(m, platform, "v", v_wakes),
+        )
         (l_side,) = replicate(
             m, platform, "lside", "romsim_lside", lambda: LSide(config=self.l_config), 1
         )
         block_bits = len(v.bc_block)
-        (h,) = replicate(m, platform, "hside", "romsim_hside", lambda: self._h_side(block_bits), 1)
+        (h,) = replicate(
+            m,
+            platform,
+            "hside",
+            "romsim_hside",
+            lambda: self._h_side(block_bits),
+            1,
+            domain=gate_clock(m, platform, "h", h_wakes),
+        )
+        m.d.comb += [
+            idle.eq(sequencer.cmd_ready),
+            reads.eq(v.o_en | v.l_en | v.d_en),
+            rows.eq(l_side.ly_valid),
+            logits.eq(l_side.ly_valid & l_side.ly_head),
+            v_wakes[0][0].eq(idle | sequencer.start_v | v.busy | l_side.em_valid),
+            h_wakes[0][0].eq(idle | sequencer.start_h | h.busy | v.bc_kind.any() | reads),
+        ]
         units = {"v": v, "l": l_side, "h": h}
         for name, unit in units.items():
             m.d.comb += [
