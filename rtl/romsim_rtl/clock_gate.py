@@ -39,8 +39,12 @@ def gate_clock(m: Module, platform: Any, domain: str, wakes: Sequence[tuple[Any,
     with m.If(left.any()):
         m.d.sync += left.eq(left - 1)
     for wake, cycles in reversed(wakes):  # of two at once the longer holds: it is set last
-        with m.If(wake & (left <= cycles)):
-            m.d.sync += left.eq(cycles)
+        if cycles == DRAIN_CYCLES:
+            with m.If(wake):
+                m.d.sync += left.eq(cycles)
+        elif cycles:
+            with m.If(wake & (left <= cycles)):
+                m.d.sync += left.eq(cycles)
     m.submodules[f"{domain}_clock"] = Instance(
         "romsim_clock_gate",
         i_clk=ClockSignal("sync"),
