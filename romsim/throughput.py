@@ -276,8 +276,9 @@ def roofline(point: DesignPoint, context: int, *, rank: int = 0) -> tuple[Roof, 
     word = target.attention.word_elems
     passes = -(-(spec.n_heads // spec.n_kv_heads) // target.attention.heads_parallel)
     words = -(-spec.head_dim // word)
-    kv = 2 * spec.n_layers * spec.n_kv_heads * passes * words * context
-    attention = 2 * spec.n_layers * spec.n_heads * spec.head_dim * context
+    held = target.kv.held(context)
+    kv = 2 * spec.n_layers * spec.n_kv_heads * passes * words * held
+    attention = 2 * spec.n_layers * spec.n_heads * spec.head_dim * held
     h_lanes = target.array.n_tiles * target.attention.heads_parallel * word
     limits = (
         ("weight lanes", target.array.n_lanes * clock, "MAC/s", macs),

@@ -12,21 +12,24 @@ from romsim.design_point import DesignPoint
 from romsim.report import power, silicon, speed
 from romsim.report.adapters import adapter_table
 from romsim.report.assumptions import technology_table
-from romsim.report.attached import attached_tables, read_result
 from romsim.report.chips_elsewhere import published_tables
 from romsim.report.compare_results import compare_tables
 from romsim.report.headline import headline_figures
 from romsim.report.memory import codec_table
 from romsim.report.model import ChipReport, Report, Table
+from romsim.report.result_files import read_result
+from romsim.report.verify_results import verify_tables
 from romsim.report.zero_bits import ZeroBits, count_zero_bits
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import CapacityError, SpecError
 
-__all__ = ["DEFAULT_CONTEXT", "build_report", "chip_report"]
+__all__ = ["CURVE_END", "DEFAULT_CONTEXT", "build_report", "chip_report"]
 
 DEFAULT_CONTEXT = 1024
+CURVE_END = 65536
+"""Tokens at which curves end; under a retention policy a sequence has no end."""
 _MAX_CHIPS = 4
 
 _NOTES = (
@@ -74,7 +77,7 @@ def build_report(
         )
     shared: list[Table] = []
     for number, file in enumerate(verify, 1):
-        shared += attached_tables("verify", number, read_result(file))
+        shared += verify_tables(number, read_result(file))
     for number, file in enumerate(compare, 1):
         shared += compare_tables(number, read_result(file))
     limits = [description.context for description in descriptions]
@@ -151,24 +154,25 @@ def chip_report(
         Tables that a design point does not have.
     """
     spec, target = point.spec, point.target
+    end = min(limit, CURVE_END)
     area = estimate_area(target, spec=spec)
     reports = power.energies(point, area, context)
     profile = profile_token(point, context)
     tables = [
         silicon.area_table(area),
         silicon.floorplan_table(area, target.array.n_tiles),
-        speed.rate_table(point, limit),
-        speed.ttft_table(point, limit),
+        speed.rate_table(point, end),
+        speed.ttft_table(point, end),
         speed.layer_table(profile),
-        speed.resource_table(point, sorted({1, context, limit})),
+        speed.resource_table(point, sorted({1, context, end})),
         speed.operation_table(profile),
         speed.utilisation_table(profile),
         speed.roofline_table(point, context),
-        speed.limit_table(point, limit),
+        speed.limit_table(point, end),
         power.energy_unit_table(reports),
         power.energy_table(reports["isolated"]),
         power.energy_layer_table(reports["isolated"]),
-        power.energy_context_table(point, area, limit),
+        power.energy_context_table(point, area, end),
         silicon.rom_group_table(point, zeros),
         codec_table(spec, target, lora_bytes),
         technology_table(load_technology(target.technology)),
@@ -223,6 +227,21 @@ def _notes(description: Description) -> list[str]:
     ):
         if home != "rom":
             notes.append(f"The {part} is {home}: neither its bits nor its area are counted here.")
+    kv = target.kv
+    if not kv.is_default:
+        notes.append(
+            f"KV cache: {kv.text()} (docs/kv.md). Its words in SRAM are counted in cycles and "
+            f"energy; the codec's own logic is in neither area nor energy."
+        )
+    if kv.codec == "kivi":
+        notes.append(
+            f"Every {kv.residual} tokens a token also encodes a group of keys and takes longer; "
+            f"figures at a power of two are often those of such a token."
+        )
+    if description.context > CURVE_END:
+        notes.append(
+            f"A sequence may have {description.context:,} tokens; curves end at {CURVE_END:,}."
+        )
     adapters = description.manifest["adapters"]
     if adapters:
         notes.append(

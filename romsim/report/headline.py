@@ -10,6 +10,12 @@ from romsim.report.zero_bits import ZeroBits
 from romsim.throughput import decode_rates, time_to_first_token
 from romsim_compiler.technology import Range
 
+_LONGEST = {
+    "all": "KV words of the tiles' SRAM beside adapters, at most what the model knows",
+    "stream": "position register: the first tokens and a window are kept",
+    "h2o": "KV words of the tiles' SRAM beside adapters: heavy hitters and a window are kept",
+}
+
 __all__ = ["headline_figures"]
 
 _CLOCK = "docs/machine.md for the cycles; the target's clock, which no timing analysis backs"
@@ -171,7 +177,7 @@ def _limits(point: DesignPoint, limit: int) -> list[Figure]:
             "longest sequence",
             "tokens",
             limit,
-            formula="KV words of the tiles' SRAM beside adapters, at most what the model knows",
+            formula=_LONGEST[point.target.kv.retention],
             **place,
         ),
         Figure.exact(

@@ -8,8 +8,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from romsim.report.model import Column, Table
-from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token
+from romsim.report.model import Cell, Column, Table
+from romsim_compiler.kv_sram import element_bits
+from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token, max_context
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
@@ -57,11 +58,11 @@ def codec_table(spec: ModelSpec, target: Target, lora_bytes: int) -> Table:
     """
     tiles = target.array.n_tiles
     free = target.attention.sram_kib * 1024 - -(-lora_bytes // tiles)
-    rows = []
+    rows = [] if target.kv.is_default else [_own(spec, target, lora_bytes)]
     for codec in codecs():
         token = kv_bytes_per_token(spec, codec.bits)
         n_tokens = max(0, int(free // (token * target.schedule.n_slots))) * tiles
-        built = codec.kv_format == target.formats.kv
+        built = target.kv.is_default and codec.kv_format == target.formats.kv
         rows.append(
             (
                 codec.name,
@@ -98,4 +99,22 @@ def codec_table(spec: ModelSpec, target: Target, lora_bytes: int) -> Table:
             Column(key="grade", label="grade"),
         ),
         rows=tuple(rows),
+    )
+
+
+def _own(spec: ModelSpec, target: Target, lora_bytes: int) -> tuple[Cell, ...]:
+    """Return the row of a chip whose cache is not the plain one."""
+    kv = target.kv
+    bits = element_bits(kv, spec.head_dim)
+    held = "" if kv.slots is None else f"; {kv.retention} keeps {kv.slots} tokens of any sequence"
+    return (
+        f"{kv.codec}, {kv.retention}, {kv.layout}",
+        "this chip's",
+        bits,
+        kv_bytes_per_token(spec, bits),
+        kv.slots or max_context(spec, target, lora_bytes),
+        16 / bits,
+        f"closed form of docs/kv.md, section 8, with windows, pages and tables{held}",
+        f"kv of the target: {kv.text()}",
+        "derived",
     )

@@ -375,7 +375,12 @@ def _heat(plot: HeatPlot) -> tuple[list[Any], dict[str, Any]]:
     }
     rows = len(plot.grid)
     return [data], {
-        "xaxis": _axis(plot.x, showgrid=False),
-        "yaxis": _axis(plot.y, showgrid=False, autorange="reversed"),
+        "xaxis": _axis(plot.x, showgrid=False, **_whole(len(plot.grid[0]))),
+        "yaxis": _axis(plot.y, showgrid=False, autorange="reversed", **_whole(rows)),
         "height": min(620, 170 + max(14, min(26, 420 // rows)) * rows),
     }
+
+
+def _whole(n_places: int) -> dict[str, Any]:
+    """Return marks at whole numbers, where an axis would otherwise have others."""
+    return {"dtick": 1} if n_places <= _MANY else {}

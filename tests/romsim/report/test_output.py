@@ -117,47 +117,77 @@ def test_command_without_an_output_is_refused(capsys: Capture, tiny: Description
     )
 
 
-def test_results_of_other_commands_stand_in_the_report(tiny: Description, tmp_path: Path) -> None:
-    values: dict[str, object] = {
-        "passed": True,
-        "n_tokens": 4,
-        "n_values": 30600,
-        "n_mismatches": 0,
-        "first": None,
-        "tainted": [],
-        "saturations": 0,
-        "values_by_operator": {"L0.q": 400, "logits": 1152},
-    }
-    schema = Path(romsim.__file__).parent / "schemas" / "verify.schema.json"
-    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(values)
+REFERENCE: dict[str, object] = {
+    "passed": True,
+    "n_tokens": 4,
+    "n_values": 30600,
+    "n_mismatches": 0,
+    "first": None,
+    "tainted": [],
+    "saturations": 0,
+    "values_by_operator": {"L0.q": 400, "logits": 1152},
+}
+
+
+def test_verification_stands_in_the_report(tiny: Description, tmp_path: Path) -> None:
     result = tmp_path / "verify.json"
+    part = {
+        "name": "chip",
+        "chip": "2 tiles",
+        "waves": None,
+        "passed": False,
+        "n_programs": 3,
+        "n_tokens": 4,
+        "n_logits": 1152,
+        "n_writes": 900,
+        "n_events": 160,
+        "n_mismatches": 2,
+        "n_cycles": 9000,
+        "first": {"sentence": "Write of K differs."},
+        "writes_by_memory": {},
+        "writes_by_operator": {},
+    }
+    values = {
+        "level": "chip",
+        "passed": False,
+        "n_mismatches": 2,
+        "reference": REFERENCE,
+        "rtl": [part],
+        "notes": ["One token at a time."],
+        "not_covered": ["Adapters."],
+        "whole": None,
+    }
     result.write_text(json.dumps(values))
     report = romsim.build_report(tiny, verify=[result])
     table = report.table("verify_1")
     assert table is not None
-    shown = dict(zip(table.texts("name"), table.texts("value"), strict=True))
-    assert shown["passed"] == "yes"
-    assert shown["n_mismatches"] == "0"
-    assert shown["n_values"] == "30600"
-    assert shown["values_by_operator.logits"] == "1152"
+    assert table.title == "Verification, level chip: DIFFERENT"
+    assert table.texts("verdict") == ("equal", "DIFFERENT")
+    assert table.numbers("values") == (30600, 0)
+    assert table.numbers("writes") == (0, 900)
+    assert table.texts("first") == ("none", "Write of K differs.")
+    operators = report.table("verify_1_operators")
+    assert operators is not None
+    assert operators.rows == (("L0.q", 400), ("logits", 1152))
+    notes = report.table("verify_1_notes")
+    assert notes is not None
+    assert notes.rows == (("note", "One token at a time."), ("not covered", "Adapters."))
     assert report.commands[-1].endswith("--verify verify.json -o report.html")
+    assert "DIFFERENT" in render_html(report, with_plotly=False)
+    assert "## Verification" in render_markdown(report)
 
 
-def test_lists_in_a_result_become_tables(tiny: Description, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_verification_as_the_command_prints_it_is_understood(
+    tiny: Description, tmp_path: Path
+) -> None:
     result = tmp_path / "verify.json"
-    rows = [{"source": "a", "rate": 1.5}, {"source": "b", "note": None}]
-    result.write_text(json.dumps({"rows": rows, "context": 7, "nested": {"on": True, "off": []}}))
-    report = romsim.build_report(tiny, verify=[result])
-    table = report.table("verify_1_rows")
+    done = romsim.verify(tiny, tokens=[1, 2], n_new=1, level="values").to_json()
+    result.write_text(json.dumps(done))
+    table = romsim.build_report(tiny, verify=[result]).table("verify_1")
     assert table is not None
-    assert [c.label for c in table.columns] == ["source", "rate", "note"]
-    assert table.rows == (("a", "1.5", None), ("b", None, None))
-    head = report.table("verify_1")
-    assert head is not None
-    assert head.rows == (("context", "7"), ("nested.on", "yes"), ("nested.off", "[]"))
-    # A column of that name alone is no provenance: it is shown.
-    assert ">source<" in render_html(report, with_plotly=False)
-    assert "| source | rate | note |" in render_markdown(report)
+    assert table.numbers("values") == (done["reference"]["n_values"],)
+    assert table.texts("verdict") == ("equal",)
 
 
 def test_comparison_with_gpus_stands_in_the_report(tiny: Description, tmp_path: Path) -> None:
@@ -187,14 +217,20 @@ def test_comparison_with_gpus_stands_in_the_report(tiny: Description, tmp_path: 
     assert 'href="#gpus"' not in render_html(romsim.build_report(tiny), with_plotly=False)
 
 
-def test_a_comparison_of_another_kind_is_refused(tiny: Description, tmp_path: Path) -> None:
-    result = tmp_path / "compare.json"
+def test_results_of_another_kind_are_refused(tiny: Description, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
     result.write_text("{}")
     with pytest.raises(FormatError) as caught:
         romsim.build_report(tiny, compare=[result])
     assert str(caught.value) == (
         "Result of `romsim compare` must be what this version prints with --json, not one with "
         "KeyError: 'rows'; run it again"
+    )
+    with pytest.raises(FormatError) as caught:
+        romsim.build_report(tiny, verify=[result])
+    assert str(caught.value) == (
+        "Result of `romsim verify` must be what this version prints with --json, not one with "
+        "KeyError: 'reference'; run it again"
     )
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import romsim
 from romsim.area import estimate_area
+from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
+from romsim.energy import EnergyReport, estimate_energy
 from romsim.report.build import chip_report
 from romsim.report.model import ChipReport, Column, Figure, Report, Table
 from romsim.report.output import render_json
@@ -236,6 +238,45 @@ def test_die_area_is_that_of_the_area_model(tiny: Description) -> None:
     area = estimate_area(tiny.target, spec=tiny.spec).total_mm2
     figure = chip.figure("area_mm2")
     assert (figure.low, figure.value, figure.high) == (area.low, area.mid, area.high)
+
+
+def test_a_cache_of_another_kind_has_its_own_row_and_says_so(tmp_path: Path) -> None:
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", kv="kivi-2bit")
+    (report,) = romsim.build_report(chip).chips
+    table = report.table("kv_codecs")
+    assert table is not None
+    assert table.texts("codec")[0] == "kivi, all, contiguous"
+    assert [s for s in table.texts("status") if s == "this chip's"] == ["this chip's"]
+    assert table.numbers("bits")[0] == 3
+    assert any(note.startswith("KV cache: codec=kivi,") for note in report.notes)
+    # Stored bits are what attention reads: 16-bit windows of 128 tokens, then 3 bits.
+    plain = estimate_energy(point_of_description(tiny_plain(tmp_path)), 96)
+    kivi = estimate_energy(point_of_description(chip), 96)
+    assert reads(kivi) / reads(plain) == pytest.approx(16 / 8.25)
+
+
+def tiny_plain(folder: Path) -> Description:
+    return compile_tiny("tiny-int4", folder / "plain")
+
+
+def reads(energy: EnergyReport) -> float:
+    (row,) = [r for r in energy.rows if r.unit == "H" and r.event == "sram_read_bits"]
+    return row.count
+
+
+def test_curves_of_a_sequence_without_end_have_one(tmp_path: Path) -> None:
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", kv="window,window=32", context=200_000)
+    (report,) = romsim.build_report(chip).chips
+    assert report.figure("context_limit").value == 200_000
+    rates = report.table("rates")
+    assert rates is not None
+    assert rates.numbers("tokens")[-1] == 65_536
+    assert "A sequence may have 200,000 tokens; curves end at 65,536." in report.notes
+    limits = report.table("limits")
+    assert limits is not None
+    # What is achieved stays below what the ports allow, for only the window is read.
+    for achieved, ports in zip(limits.numbers("achieved"), limits.numbers("KV_ports"), strict=True):
+        assert achieved < ports
 
 
 PROVENANCE = {"formula": "f", "source": "s", "grade": "derived"}
