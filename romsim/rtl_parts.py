@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from romsim_compiler.description import Description
     from romsim_compiler.target import Target
 
-__all__ = ["Sizes", "WholeCost", "full_width_tile", "scaled_chip", "sizes", "whole_cost"]
+__all__ = [
+    "Sizes",
+    "WholeCost",
+    "build_seconds",
+    "full_width_tile",
+    "scaled_chip",
+    "sizes",
+    "whole_cost",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +134,18 @@ def whole_cost(description: Description, *, max_lanes: int | None = None) -> Who
     return WholeCost(
         lanes=lanes,
         max_lanes=int(constants["max_lanes"]) if max_lanes is None else max_lanes,
-        build_s=constants["build_s_fixed"] + constants["build_s_per_lane"] * lanes,
+        build_s=build_seconds(target),
         build_mib=constants["build_mib_fixed"] + constants["build_mib_per_lane"] * lanes,
         image_bytes=array.n_tiles * array.n_cells * array.rom_rows * array.word_bytes,
         cycles=cycles,
         tokens_per_s=constants["lane_cycles_per_s"] / (lanes * cycles),
     )
+
+
+def build_seconds(target: Target) -> float:
+    """Estimate the processor time of building a chip's simulation, in s."""
+    constants = _constants()
+    return constants["build_s_fixed"] + constants["build_s_per_lane"] * sizes(target).lanes
 
 
 def full_width_tile(description: Description, max_lanes: int) -> Target:

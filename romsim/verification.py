@@ -135,18 +135,22 @@ class Verification:
         }
 
 
-def check_request(n_new: int, level: str | None, waves: Waves | None) -> None:
+def check_request(
+    n_new: int, level: str | None, waves: Waves | None, max_lanes: int | None = None
+) -> None:
     """Refuse what cannot be verified, before anything is read.
 
     Raises
     ------
     SpecError
-        If no token is to be decoded, or the level or the waves are impossible.
+        If no token is to be decoded, or the level, the waves or the lanes are impossible.
     """
     if n_new < 1:
         raise SpecError(f"Tokens to decode must be at least 1, not {n_new!r}")
     if level is not None and level not in LEVELS:
         raise SpecError(f"Level must be one of {', '.join(LEVELS)}, not {level!r}")
+    if max_lanes is not None and max_lanes < 1:
+        raise SpecError(f"Lanes of a chip that is simulated must be at least 1, not {max_lanes!r}")
     if waves is None:
         return
     if level == "values":
@@ -210,7 +214,7 @@ def verify(
     """
     from romsim.api import DEFAULT_PROMPT, load
 
-    check_request(n_new, level, waves)
+    check_request(n_new, level, waves, max_lanes)
     loaded = description if isinstance(description, Description) else load(description)
     require_images(loaded, "Comparison of values")
     if prompt is None and chat is None and tokens is None:

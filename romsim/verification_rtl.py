@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from romsim.rtl_parts import full_width_tile, scaled_chip, sizes, whole_cost
+from romsim.rtl_parts import build_seconds, full_width_tile, scaled_chip, sizes, whole_cost
 from romsim.verification import RtlPart, Waves
 from romsim.verify_rtl import compare_rtl
 from romsim_compiler.formats import parse_format
@@ -33,7 +33,7 @@ __all__ = ["SRAM_SEED", "RtlSide"]
 SRAM_SEED = 1
 """The RTL's memories hold random bits of this seed before the first program."""
 
-_SMALL = 256  # lanes up to which a quick build outweighs a quick run
+_SMALL = 512  # lanes up to which a quick build outweighs a quick run
 
 
 class RtlSide:
@@ -229,6 +229,7 @@ class _Pieces:
     ) -> RtlPart:
         opt = "-O0" if sizes(chip.target).lanes <= _SMALL else "-O3"
         options = self._options or BuildOptions(opt=opt)
+        cost = f"compiling, about {build_seconds(chip.target) / 60:.0f} min of one processor"
         final = aside = None
         waves = self._waves
         if waves is not None:
@@ -248,7 +249,9 @@ class _Pieces:
                 waves=None
                 if waves is None or aside is None
                 else (aside, waves.first, waves.last + 1),
-                progress=lambda stage, fraction: self.say(f"{name}: {stage}", fraction),
+                progress=lambda stage, fraction: self.say(
+                    f"{name}: {cost if stage == 'compiling' else stage}", fraction
+                ),
             )
             if waves is not None and aside is not None and final is not None:
                 if waves.first >= report.n_cycles:

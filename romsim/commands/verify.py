@@ -141,7 +141,8 @@ def _say_part(part: RtlPart, again: list[str]) -> None:
     say(
         f"RTL, {part.name}: {verdict}: {report.n_writes:,} elements written, "
         f"{report.n_events:,} issues and {report.n_logits:,} logits of {report.n_tokens} tokens "
-        f"in {report.n_cycles:,} cycles, {report.n_mismatches} mismatches"
+        f"in {report.n_cycles:,} cycles, {report.n_mismatches} mismatches; "
+        f"{report.n_tokens / report.wall_s:.3g} tokens/s"
     )
     for counts, title in ((report.by_memory, "memory"), (report.by_operator, "operator")):
         line = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))

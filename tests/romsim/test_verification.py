@@ -163,6 +163,7 @@ def test_failed_build_is_an_error_and_not_a_note(
     ("arguments", "sentence"),
     [
         (["--tokens", 0], "Tokens to decode must be at least 1, not 0"),
+        (["--max-lanes", 0], "Lanes of a chip that is simulated must be at least 1, not 0"),
         (["--level", "gate"], "Level must be one of values, unit, layer, chip, not 'gate'"),
         (
             ["--waves", "fst"],
@@ -246,7 +247,7 @@ def test_first_difference_and_the_command_that_shows_it(
     lines = done.out.splitlines()
     assert lines[1:] == [
         "RTL, whole chip: DIFFERENT: 70 elements written, 9 issues and 512 logits of 3 tokens in "
-        "4,000 cycles, 12 mismatches",
+        "4,000 cycles, 12 mismatches; 3 tokens/s",
         "  by memory: K 20, X 50",
         "  by operator: resid o 50, rope 20",
         "  first: value of L1.matvec qkv to Y[37], lane 5, cycle 1200 of program 1 at position 2: "
