@@ -20,7 +20,7 @@ from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chi
 from romsim_rtl.rom_files import PROGRAMS
 from romsim_rtl.toolchain import ToolError
 
-__all__ = ["ProgramResult", "RtlRun"]
+__all__ = ["ProgramResult", "RtlRun", "adapter_words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +46,28 @@ class ProgramResult:
     clipped: int
     issued: int
     logits: NDArray[np.int32]
+
+
+def adapter_words(description: Description) -> NDArray[np.uint32]:
+    """Return what loads all resident adapters, uint32 [n, 5]: a cycle of ``cfg_*`` each.
+
+    Kind and tile (from bit 8), address, chunk, lower and upper half of the data.
+    """
+    sizes = AttentionSizes.of(
+        description.target,
+        description.spec,
+        context=description.context,
+        linear_frac=description.numerics.linear_frac,
+    )
+    lora = lora_sizes(description)
+    assert lora is not None
+    return np.array(
+        [
+            (w.kind | w.tile << 8, w.address, w.chunk, w.data & 0xFFFFFFFF, w.data >> 32)
+            for w in configuration_writes(description, sizes, lora)
+        ],
+        dtype="<u4",
+    )
 
 
 class RtlRun:
@@ -237,21 +259,7 @@ class RtlRun:
         self._send(f"adapter {self._bases[name]}")
 
     def _load_adapters(self) -> None:
-        sizes = AttentionSizes.of(
-            self.description.target,
-            self.description.spec,
-            context=self.description.context,
-            linear_frac=self.description.numerics.linear_frac,
-        )
-        lora = lora_sizes(self.description)
-        assert lora is not None
-        words = np.array(
-            [
-                (w.kind | w.tile << 8, w.address, w.chunk, w.data & 0xFFFFFFFF, w.data >> 32)
-                for w in configuration_writes(self.description, sizes, lora)
-            ],
-            dtype="<u4",
-        )
+        words = adapter_words(self.description)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "adapters")
             words.tofile(file)

@@ -22,7 +22,7 @@ from romsim_rtl.toolchain import make_safe_folder
 from romsim_rtl.top import Top
 from romsim_rtl.verilated import verilate
 
-__all__ = ["WAVES", "BuildOptions", "ChipBuild", "build_chip", "write_chip"]
+__all__ = ["WAVES", "BuildOptions", "ChipBuild", "build_chip", "chip_sources", "write_chip"]
 
 WAVES = ("fst", "vcd")
 """Forms of waveforms; ``fst`` is smaller and needs zlib's header and library."""
@@ -104,14 +104,7 @@ def build_chip(
     """
     options = options or BuildOptions()
     say = progress or (lambda stage, fraction: None)
-    say("writing Verilog", 0.0)
-    verilog = write_chip(description)
-    say("writing ROM images", 0.1)
-    whole, cache = description.whole, make_safe_folder()
-    images = _cached(cache, f"images-{_image_key(whole)}", _ImageWriter(whole))
-    if description is not whole:
-        name = f"images-{_image_key(whole, description)}"
-        images = _cached(cache, name, _ProgramWriter(description, images))
+    sources, images = chip_sources(description, progress=progress)
     say("compiling", 0.2)
     # Only "unique" takes the first contents of memories and registers from the seed of a run.
     checks = ["+define+ROMSIM_TRACE", "--x-initial", "unique"] if options.trace else []
@@ -125,7 +118,7 @@ def build_chip(
         # Verilator's FST writer wants LZ4 for signals' names; what it needs of it is here
         fst = sorted(cpp.joinpath("fst").iterdir()) if options.waves == "fst" else []
         built = verilate(
-            [verilog / name for name in (verilog / "filelist.f").read_text().split()],
+            sources,
             TOP_MODULE,
             cpp=sorted(cpp.glob("*.cpp")),
             headers=[*sorted(cpp.glob("*.h")), *fst],
@@ -137,6 +130,36 @@ def build_chip(
         )
     say("compiling", 1.0)
     return ChipBuild(executable=built.executable, images=images, is_cached=built.is_cached)
+
+
+def chip_sources(
+    description: Description, *, progress: Progress | None = None
+) -> tuple[list[Path], Path]:
+    """Write a chip's Verilog and ROM images into the cache, or take those of the same content.
+
+    Returns
+    -------
+    tuple
+        The Verilog files in their order, and the folder of the images.
+
+    Raises
+    ------
+    SpecError
+        If the description has no images, or the RTL has no hardware for it.
+    ToolError
+        If yosys fails.
+    """
+    say = progress or (lambda stage, fraction: None)
+    say("writing Verilog", 0.0)
+    verilog = write_chip(description)
+    say("writing ROM images", 0.1)
+    whole, cache = description.whole, make_safe_folder()
+    images = _cached(cache, f"images-{_image_key(whole)}", _ImageWriter(whole))
+    if description is not whole:
+        name = f"images-{_image_key(whole, description)}"
+        images = _cached(cache, name, _ProgramWriter(description, images))
+    names = (verilog / "filelist.f").read_text().split()
+    return [verilog / name for name in names], images
 
 
 def write_chip(description: Description) -> Path:
