@@ -263,7 +263,7 @@ def _drive_stages(
 def build_embed(m: Module, unit: Any, run: MatrixRun) -> EmbedRun:
     """Read a row's words, one a cycle: of a cell in order, then of the next cell that shares it."""
     config, held = unit.config, run.held
-    n_cells, rows_log2 = config.tile.n_cells, config.rows_log2
+    cells_log2, rows_log2 = config.tile.n_cells.bit_length() - 1, config.rows_log2
     located = Signal(name="embed_located")
     row = Signal(20, name="embed_row", reset_less=True)
     m.d.sync += located.eq(unit.embed)
@@ -281,7 +281,7 @@ def build_embed(m: Module, unit: Any, run: MatrixRun) -> EmbedRun:
     share_log2 = held["ks_log2"]
     step_log2 = (rows_log2 - share_log2)[:4]
     inside = row & ((Const(1, rows_log2 + 1) << step_log2) - 1)[:20]
-    cell_log2 = ((n_cells.bit_length() - 1) - share_log2)[:4]
+    cell_log2 = (cells_log2 - share_log2)[:4]
     code_log2 = config.tile.cell.word_codes.bit_length() - 1
     begin = (held["base"] + (row >> step_log2) * run.step_words)[:bits]
     is_last_plane = plane + 1 == held["planes"]
@@ -290,7 +290,7 @@ def build_embed(m: Module, unit: Any, run: MatrixRun) -> EmbedRun:
         m.d.sync += [
             *(reading.eq(1), first.eq(begin), at.eq(begin)),
             tile.eq(inside >> cell_log2),
-            cell.eq((inside << share_log2)[: config.tile.cell_bits]),
+            cell.eq((inside << share_log2)[:cells_log2]),  # no bit at all where a tile has one
             *(word.eq(0), plane.eq(0), local.eq(0)),
             n_words.eq((held["n_cols"] + (config.tile.cell.word_codes - 1)) >> code_log2),
         ]

@@ -371,8 +371,10 @@ def test_matrix_times_vector_and_its_cycles(name: str) -> None:
     simulate(dut, bench)
 
 
-def test_embedding_row_is_read_word_by_word() -> None:
-    chip = Chip(n_tiles=2, n_cells=4, ks=2, n_cols=160, n_rows=9, code_bits=8, collect_cycles=2)
+@pytest.mark.parametrize(("n_tiles", "n_cells", "ks"), [(2, 4, 2), (2, 1, 1), (4, 1, 1)])
+def test_embedding_row_is_read_word_by_word(n_tiles: int, n_cells: int, ks: int) -> None:
+    sizes: dict[str, Any] = {"n_tiles": n_tiles, "n_cells": n_cells, "ks": ks}
+    chip = Chip(**sizes, n_cols=160, n_rows=9, code_bits=8, collect_cycles=2)
     matrix = Matrix(chip, seed=4, base=7)
     rom, mapping = matrix.words(), chip.mapping()
     dut = LSide(config=chip.config(), contents=rom)
