@@ -142,17 +142,17 @@ endmodule
 
 _LORA = """
   // Adapters are loaded from the file of +adapters=, five words of 32 bits a cycle, with pauses.
-  reg [159:0] entry = 0;
+  reg [159:0] entry = 0, record = 0;
   reg [15:0] pause = 16'h1d0f;
   reg [8*512-1:0] file_name = 0;
   integer file = 0;
   initial if ($value$plusargs("adapters=%s", file_name) != 0) file = $fopen(file_name, "rb");
   always @(posedge clk) if (!rst && !is_loaded) begin
     pause <= {pause[14:0], pause[15] ^ pause[13] ^ pause[12] ^ pause[10]};
-    if (pause[1:0] != 0) entry <= 0;
-    else if (file == 0 || $fread(entry, file) != 20) begin
-      entry <= 0;
-      is_loaded <= 1;
+    entry <= 0;
+    if (pause[1:0] == 0) begin
+      if (file != 0 && $fread(record, file) == 20) entry <= record;
+      else is_loaded <= 1;
     end
   end
   // words are little-endian in the file, and $fread fills from the most significant byte

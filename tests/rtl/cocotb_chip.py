@@ -11,7 +11,7 @@ from typing import Any
 import cocotb
 from cocotb.triggers import Timer, ValueChange, with_timeout
 
-LIMIT = 20_000_000  # ns, two a cycle
+LIMIT = 400_000  # ns, two a cycle
 HAND_OVER = 2  # cycles of a program that its counter does not see: result and command
 
 
