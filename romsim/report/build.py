@@ -119,7 +119,7 @@ def build_report(
         commands=_commands(descriptions, at, len(verify), len(compare)),
         chips=tuple(chips),
         tables=tuple(shared),
-        notes=_NOTES,
+        notes=(*_verdicts(shared), *_NOTES),
     )
 
 
@@ -200,6 +200,11 @@ def chip_report(
         tables=tuple(tables),
         notes=tuple(notes),
     )
+
+
+def _verdicts(tables: Sequence[Table]) -> list[str]:
+    """Return a sentence for each result of ``romsim verify``."""
+    return [f"{table.title}." for table in tables if table.title.startswith("Verification")]
 
 
 def _labels(descriptions: Sequence[Description]) -> list[str]:

@@ -32,6 +32,7 @@ HEADLINES = (
 )
 """Figures that stand first, in large letters."""
 
+_SHORT, _LONG = 24, 48  # characters of a cell
 _ROW_PROVENANCE = ("formula", "source", "grade")
 
 
@@ -208,12 +209,21 @@ def _row_view(
     cells = {column.key: cell for column, cell in zip(table.columns, row, strict=True)}
     return {
         "cells": [
-            {"text": _cell(cells[column.key], column), "number": column.is_number}
+            {
+                "text": _cell(cells[column.key], column),
+                "style": "number" if column.is_number else _width(cells[column.key]),
+            }
             for column in columns
         ],
         "grade": str(cells["grade"]) if has_row_tips else "",
         "tip": _tip(*(str(cells[k]) for k in _ROW_PROVENANCE)) if has_row_tips else "",
     }
+
+
+def _width(cell: Cell) -> str:
+    """Return the class of a text's cell: short ones on one line, long ones with room."""
+    length = len(cell) if isinstance(cell, str) else 0
+    return "long" if length > _LONG else "short" if length <= _SHORT else ""
 
 
 def _cell(cell: Cell, column: Column) -> str:

@@ -225,10 +225,9 @@ def _dots(plot: DotPlot) -> tuple[list[Any], dict[str, Any]]:
                 "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
             }
         )
-    y = {"type": "category", "autorange": "reversed", "automargin": True, "dtick": 1}
     return data, {
         "xaxis": _axis(plot.x, ticksuffix=" %") | {"zeroline": True},
-        "yaxis": {**y, "showgrid": True, "categoryarray": list(plot.labels)},
+        "yaxis": _labelled(plot.labels),
         "height": 130 + _DOT_PX * len(plot.labels),
         "bargap": 0.3,
     }
@@ -267,15 +266,9 @@ def _spans(plot: SpanPlot) -> tuple[list[Any], dict[str, Any]]:
                 "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
             }
         )
-    y = {"type": "category", "autorange": "reversed", "automargin": True, "dtick": 1}
     return data, {
         "xaxis": _axis(plot.x),
-        "yaxis": {
-            **y,
-            "showgrid": True,
-            "categoryorder": "array",
-            "categoryarray": list(plot.labels),
-        },
+        "yaxis": _labelled(plot.labels),
         "height": 130 + _DOT_PX * len(plot.labels),
     }
 
@@ -384,3 +377,16 @@ def _heat(plot: HeatPlot) -> tuple[list[Any], dict[str, Any]]:
 def _whole(n_places: int) -> dict[str, Any]:
     """Return marks at whole numbers, where an axis would otherwise have others."""
     return {"dtick": 1} if n_places <= _MANY else {}
+
+
+def _labelled(labels: tuple[str, ...]) -> dict[str, Any]:
+    """Return an axis of labels from the top down, each named, without room above or below."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": list(labels),
+        "range": [len(labels) - 0.5, -0.5],
+        "automargin": True,
+        "dtick": 1,
+        "showgrid": True,
+    }

@@ -162,6 +162,7 @@ def test_verification_stands_in_the_report(tiny: Description, tmp_path: Path) ->
     table = report.table("verify_1")
     assert table is not None
     assert table.title == "Verification, level chip: DIFFERENT"
+    assert report.notes[0] == "Verification, level chip: DIFFERENT."
     assert table.texts("verdict") == ("equal", "DIFFERENT")
     assert table.numbers("values") == (30600, 0)
     assert table.numbers("writes") == (0, 900)
