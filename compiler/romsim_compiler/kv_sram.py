@@ -25,7 +25,8 @@ __all__ = [
 MASS_BITS = 40
 """Width of an accumulator of attention mass (docs/kv.md, section 4)."""
 STREAM_CONTEXT = 1 << 24
-"""Tokens of a sequence under a retention policy that knows no end: the position register's."""
+"""Tokens of a sequence at most under a retention policy that reuses slots: what the position
+register counts. Without ``--context`` a window's sequences are compiled for 65,536."""
 
 _WORD = 16  # bits of a word of the fp16 codec, of a scale and of a zero
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from romsim_compiler.groups import layer_shapes
-from romsim_compiler.kv_sram import STREAM_CONTEXT, element_bits, fitting_tokens, sequence_bits
+from romsim_compiler.kv_sram import element_bits, fitting_tokens, sequence_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import CapacityError, SpecError
 from romsim_models.spec import ModelSpec
@@ -131,7 +131,7 @@ def map_memory(
             f"{kv_sram_bytes(spec, target, least):.0f} bytes, not the {available} available; "
             f"lower the rank, leave out an adapter, or raise attention.sram_kib"
         )
-    known = STREAM_CONTEXT if target.kv.retention == "stream" else min(spec.max_seq_len, 65536)
+    known = 65536 if target.kv.retention == "stream" else min(spec.max_seq_len, 65536)
     wanted = context if context is not None else min(limit, known)
     if wanted > limit:
         raise CapacityError(

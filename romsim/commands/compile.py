@@ -164,7 +164,9 @@ def lines(description: Any, out: str) -> list[str]:
     target = description.target
     listed = ", ".join(f"{n} {c / 1e6:.1f} M" for n, c in formats["weights"].items())
     result = [f"note: {note}" for note in manifest["model"]["notes"]]
-    if memory["context"] > description.spec.max_seq_len:
+    is_streamed = target.kv.retention == "stream"  # its positions are those inside the cache
+    positions = manifest["kv"]["slots"] if is_streamed else memory["context"]
+    if positions > description.spec.max_seq_len:
         result.append(
             f"note: a context of {memory['context']} tokens is more than the "
             f"{description.spec.max_seq_len} that the model was made for"
