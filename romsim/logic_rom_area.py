@@ -36,6 +36,7 @@ from romsim_rtl.model_banks import (
     BankPlace,
     bank_bits,
     bank_places,
+    block_rows,
     digit_bits,
     stored_columns,
 )
@@ -197,7 +198,8 @@ class _Work:
 
     def _task(self, bits: NDArray[np.uint8], place: BankPlace, field_bits: int) -> BankTask:
         """Put a bank's words where they are in their block: the address is decoded there."""
-        block = np.pad(bits, ((place.first, 0), (0, 0)))
+        after = block_rows(self._description, self._bank_words) - place.first - place.rows
+        block = np.pad(bits, ((place.first, after), (0, 0)))
         return BankTask(bits=block, style=self._style, field_bits=field_bits)
 
     def _encode(
@@ -275,18 +277,32 @@ class _Work:
         return zero_bits, n_zero / n_weights
 
     def joining_um2(self) -> float:
-        """Return the OR gates that join the banks of each cell."""
-        gate = self._library.smallest(2, 0b1110)
-        if gate is None:
-            raise SpecError(
-                f"Cell table {self._library.name!r} must have an OR of two inputs to join banks, "
-                f"but has none; add it with its area"
-            )
-        widths: dict[tuple[int, int], list[int]] = {}
+        """Return the gates that join the banks of each cell.
+
+        Within a block an OR for each bit and further bank; where there are several blocks, an AND
+        with the block's select and an OR with the other blocks as well.
+        """
+        gates = {"OR": self._library.smallest(2, 0b1110), "AND": self._library.smallest(2, 0b1000)}
+        area = {}
+        for what, gate in gates.items():
+            if gate is None:
+                raise SpecError(
+                    f"Cell table {self._library.name!r} must have an {what} of two inputs to join "
+                    f"banks, but has none; add it with its area"
+                )
+            area[what] = gate.area_um2
+        banks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for name, places in self.places.items():
+            width = len(self._columns(name))
             for place in places:
-                widths.setdefault((place.tile, place.cell), []).append(len(self._columns(name)))
-        return gate.area_um2 * sum(sum(w) - max(w) for w in widths.values())
+                banks.setdefault((place.tile, place.cell), []).append((place.block, width))
+        total = 0.0
+        for listed in banks.values():
+            total += area["OR"] * (sum(w for _, w in listed) - max(w for _, w in listed))
+            blocks = {block: max(w for b, w in listed if b == block) for block, _ in listed}
+            if len(blocks) > 1:
+                total += area["AND"] * sum(blocks.values())
+        return total
 
     def fit(self) -> AreaFit | None:
         """Fit the drawn banks' area of a bit against zero bits and depth."""

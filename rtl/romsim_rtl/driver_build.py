@@ -17,6 +17,7 @@ from pathlib import Path
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.emit import TOP_MODULE, verilog_texts
+from romsim_rtl.logic_rom_verilog import LogicRomOptions, logic_rom_texts
 from romsim_rtl.rom_files import program_words, write_images, write_program_image
 from romsim_rtl.toolchain import make_safe_folder
 from romsim_rtl.top import Top
@@ -48,6 +49,8 @@ class BuildOptions:
         random memories.
     waves
         Form of the waveforms that it can write, one of `WAVES`; ``None`` for none.
+    logic_rom
+        Build the weights as logic instead of mask ROMs.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class BuildOptions:
     threads: int = 1
     trace: bool = False
     waves: str | None = None
+    logic_rom: LogicRomOptions | None = None
 
     def __post_init__(self) -> None:
         if self.waves is not None and self.waves not in WAVES:
@@ -93,7 +97,8 @@ def build_chip(
     """Build the simulation of a chip, or take the one of the same content.
 
     The Verilog depends on shapes alone, so models of one shape share a build, and a chip with some
-    of its instructions (`romsim_compiler.reduced`) has that of the whole.
+    of its instructions (`romsim_compiler.reduced`) has that of the whole. Weights as logic make it
+    depend on them.
 
     Raises
     ------
@@ -104,7 +109,7 @@ def build_chip(
     """
     options = options or BuildOptions()
     say = progress or (lambda stage, fraction: None)
-    sources, images = chip_sources(description, progress=progress)
+    sources, images = chip_sources(description, logic_rom=options.logic_rom, progress=progress)
     say("compiling", 0.2)
     # Only "unique" takes the first contents of memories and registers from the seed of a run.
     checks = ["+define+ROMSIM_TRACE", "--x-initial", "unique"] if options.trace else []
@@ -133,9 +138,17 @@ def build_chip(
 
 
 def chip_sources(
-    description: Description, *, progress: Progress | None = None
+    description: Description,
+    *,
+    logic_rom: LogicRomOptions | None = None,
+    progress: Progress | None = None,
 ) -> tuple[list[Path], Path]:
     """Write a chip's Verilog and ROM images into the cache, or take those of the same content.
+
+    Parameters
+    ----------
+    logic_rom
+        Write the weights as logic instead of mask ROMs.
 
     Returns
     -------
@@ -151,7 +164,7 @@ def chip_sources(
     """
     say = progress or (lambda stage, fraction: None)
     say("writing Verilog", 0.0)
-    verilog = write_chip(description)
+    verilog = write_chip(description, logic_rom)
     say("writing ROM images", 0.1)
     whole, cache = description.whole, make_safe_folder()
     images = _cached(cache, f"images-{_image_key(whole)}", _ImageWriter(whole))
@@ -162,15 +175,20 @@ def chip_sources(
     return [verilog / name for name in names], images
 
 
-def write_chip(description: Description) -> Path:
+def write_chip(description: Description, logic_rom: LogicRomOptions | None = None) -> Path:
     """Write a chip's Verilog into the cache, or find it there; return the folder.
+
+    Parameters
+    ----------
+    logic_rom
+        Write the weights as logic instead of mask ROMs.
 
     Raises
     ------
     SpecError
         If the description has no images, or the RTL has no hardware for it.
     ToolError
-        If yosys fails.
+        If yosys or ABC fails.
     """
     if not description.has_images:
         raise SpecError(
@@ -178,15 +196,26 @@ def write_chip(description: Description) -> Path:
             f"from a shape without weights; compile a model with weights"
         )
     whole = description.whole
-    return _cached(make_safe_folder(), f"chip-{_shape_key(whole)}", _VerilogWriter(whole))
+    writer = _VerilogWriter(whole, logic_rom)
+    return _cached(make_safe_folder(), f"chip-{writer.key()}", writer)
 
 
 class _VerilogWriter:
-    def __init__(self, description: Description) -> None:
-        self.description = description
+    def __init__(self, description: Description, logic_rom: LogicRomOptions | None) -> None:
+        self.description, self.logic_rom = description, logic_rom
+
+    def key(self) -> str:
+        """Name all that the Verilog is made from."""
+        key = _shape_key(self.description)
+        if self.logic_rom is None:
+            return key
+        facts = [self.logic_rom.style, self.logic_rom.bank_words, _image_key(self.description)]
+        return hashlib.sha256(json.dumps([key, *facts]).encode()).hexdigest()
 
     def __call__(self, folder: Path) -> None:
         texts = verilog_texts(Top(description=self.description))
+        if self.logic_rom is not None:
+            texts = logic_rom_texts(texts, self.description, self.logic_rom)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
         (folder / "filelist.f").write_text("".join(f"{name}\n" for name in texts))

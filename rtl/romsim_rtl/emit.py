@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,8 @@ from romsim_compiler.description import Description
 from romsim_compiler.store import replace_folder
 from romsim_models.errors import SpecError
 from romsim_rtl.gated_verilog import write_verilog
+from romsim_rtl.logic_rom import check_style
+from romsim_rtl.logic_rom_verilog import LogicRomOptions, logic_rom_texts, write_other_images
 from romsim_rtl.lside import TILE_MODULE
 from romsim_rtl.ltile import TILE_PARAMETER
 from romsim_rtl.memory import VerilogPlatform
@@ -46,7 +49,8 @@ class Emission:
     images
         Names of the ROM images, in ``rom/``.
     n_verilog_bytes
-        Size of all Verilog: of the model's weights it does not depend on one.
+        Size of all Verilog: of the model's weights it does not depend on one, unless they are
+        logic.
     """
 
     folder: Path
@@ -110,7 +114,12 @@ def _with_parameter(text: str, module: str) -> str:
 
 
 def emit_rtl(
-    description: Description, folder: str | Path, *, image_format: str = "hex"
+    description: Description,
+    folder: str | Path,
+    *,
+    image_format: str = "hex",
+    logic_rom: LogicRomOptions | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Emission:
     """Write a chip: ``*.v``, ``filelist.f``, ``ports.json``, ``rom/*`` and a manifest.
 
@@ -122,15 +131,20 @@ def emit_rtl(
         A new folder, or one that was written so before.
     image_format
         ``hex`` for ``$readmemh``, or ``bin`` for a simulation run with ``+rombin``.
+    logic_rom
+        Write the weights as logic, one module for each bank, instead of mask ROMs with images.
+    progress
+        Called with the finished fraction while banks are synthesised.
 
     Raises
     ------
     SpecError
-        If the description has no images, or the RTL has no hardware for it.
+        If the description has no images, or the RTL has no hardware for it, or banks cannot be
+        built so.
     DescriptionError
         If the folder cannot be written or holds something else.
     ToolError
-        If yosys fails.
+        If yosys or ABC fails.
     """
     if not description.has_images:
         raise SpecError(
@@ -138,15 +152,20 @@ def emit_rtl(
             f"from a shape without weights; compile a model with weights"
         )
     check_image_format(image_format)
+    if logic_rom is not None:
+        check_style(logic_rom.style)
     with replace_folder(Path(folder)) as out:
         top = Top(description=description)
         texts = verilog_texts(top)
+        if logic_rom is not None:
+            texts = logic_rom_texts(texts, description, logic_rom, progress=progress)
         for name, text in texts.items():
             out.text(name, text)
         out.text("filelist.f", "".join(f"{name}\n" for name in texts))
         out.json("ports.json", {"top": TOP_MODULE, "ports": port_table(top)})
         (out.path / ROM_FOLDER).mkdir()
-        images = write_images(description, out.path / ROM_FOLDER, image_format=image_format)
+        write = write_images if logic_rom is None else write_other_images
+        images = write(description, out.path / ROM_FOLDER, image_format=image_format)
         out.seal(
             {
                 "schema_version": SCHEMA_VERSION,

@@ -23,6 +23,8 @@ __all__ = [
     "BankPlace",
     "bank_bits",
     "bank_places",
+    "block_bits",
+    "block_rows",
     "digit_bits",
     "stored_columns",
 ]
@@ -106,3 +108,29 @@ def bank_bits(
     words = description.rom_words(place.block * bank_words + place.first, place.rows)
     mine = np.ascontiguousarray(words[:, place.tile, place.cell, :])
     return np.unpackbits(mine, axis=1, bitorder="little")
+
+
+def block_rows(description: Description, bank_words: int = BANK_WORDS) -> int:
+    """Return the words of a block, a power of two: fewer where no cell has ``bank_words``."""
+    n_words = int(description.placement["n_words"])
+    return min(bank_words, 1 << max(1, (n_words - 1).bit_length()))
+
+
+def block_bits(
+    description: Description, place: BankPlace, bank_words: int = BANK_WORDS
+) -> NDArray[np.uint8]:
+    """Return a bank's words where they are in their block, 0 where the block holds others.
+
+    Returns
+    -------
+    uint8 [block_rows, width]
+        As `bank_bits`, with the rows of `block_rows`.
+
+    Raises
+    ------
+    DescriptionError
+        As `bank_bits`.
+    """
+    bits = bank_bits(description, place, bank_words)
+    after = block_rows(description, bank_words) - place.first - place.rows
+    return np.pad(bits, ((place.first, after), (0, 0)))
