@@ -19,16 +19,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.mutation_tests import Design, Outcome, SteppedRunner, designs_of
+from benchmarks.mutation_scripts import UNITS, unit_design
+from benchmarks.mutation_tests import Outcome, designs_of
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.equivalence import prove_equivalent
-from romsim_rtl.mutants import Mutant, Planted, plant_mutants
+from romsim_rtl.mutants import Mutant, Netlist, Planted
 from romsim_rtl.toolchain import make_safe_folder
 
 __all__ = ["Component", "Report", "Tried", "main", "measure", "measure_design"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TESTS = (
+    *UNITS,
     "argmax",
     "cell",
     "exact_shift",
@@ -47,6 +49,9 @@ TESTS = (
 WHEN: Mapping[str, Mapping[str, str]] = {}
 
 
+_HELPERS = ("exact_shift.py", "memory.py", "primitives.py")  # made for whoever calls them
+
+
 class Runner(Protocol):
     """A design with planted mutants, and its tests."""
 
@@ -54,6 +59,28 @@ class Runner(Protocol):
 
     def run(self, mutant: int) -> Outcome:
         """Run the tests on a mutant until one fails."""
+
+
+class Subject(Protocol):
+    """A design, with or without a component of its own name, and its tests."""
+
+    @property
+    def component(self) -> str:
+        """Name for the report."""
+
+    @property
+    def netlist(self) -> Netlist:
+        """What is mutated."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Names of the tests."""
+
+    def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
+        """Plant the mutants without building anything."""
+
+    def make_runner(self, folder: Path, *, count: int, seed: int) -> Runner:
+        """Build the design with mutants in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +188,7 @@ def _row(name: str, parts: Sequence[Component]) -> dict[str, Any]:
 
 
 def measure_design(
-    design: Design,
+    design: Subject,
     *,
     count: int,
     seed: int,
@@ -186,15 +213,15 @@ def measure_design(
         Digest of everything else that the outcome depends on; outcomes are kept by it, unless it
         is empty.
     """
-    content = json.dumps([design.netlist.key, count, seed, [c.name for c in design.calls], sources])
+    content = json.dumps([design.netlist.key, count, seed, design.tests, sources])
     kept = make_safe_folder() / "mutation" / hashlib.sha256(content.encode()).hexdigest()
     with tempfile.TemporaryDirectory(prefix="mutation-", dir=make_safe_folder()) as name:
         folder = Path(name)
         if sources and kept.is_file():
-            planted = plant_mutants(design.netlist, folder, count=count, seed=seed)
+            planted = design.plant(folder, count=count, seed=seed)
             outcomes = [Outcome(**one) for one in json.loads(kept.read_text())]
         else:
-            runner = SteppedRunner(design, folder, count=count, seed=seed)
+            runner = design.make_runner(folder, count=count, seed=seed)
             planted = runner.planted
             outcomes = [runner.run(mutant.number) for mutant in planted.mutants]
             if sources:
@@ -216,9 +243,22 @@ def measure_design(
             tried.append(Tried(mutant=mutant, test=outcome.test, how=outcome.how, proof=proof))
     return Component(
         component=design.component,
-        tests=tuple(call.name for call in design.calls),
+        tests=design.tests,
         tried=tuple(tried),
     )
+
+
+def _by_file(part: Component) -> list[Component]:
+    """Divide a unit's mutants among the modules of the package that made them."""
+    files: dict[str, list[Tried]] = {}
+    for one in part.tried:
+        names = [place.partition(":")[0] for place in one.mutant.places]
+        own = [name for name in names if name not in _HELPERS] or names
+        files.setdefault(own[0].removesuffix(".py"), []).append(one)
+    return [
+        Component(component=name, tests=part.tests, tried=tuple(files[name]))
+        for name in sorted(files)
+    ]
 
 
 def _keep(file: Path, text: str) -> None:
@@ -240,8 +280,8 @@ def _sources() -> str:
 def measure(
     tests: Sequence[str] = TESTS,
     *,
-    count: int = 100,
-    max_designs: int = 4,
+    count: int = 80,
+    max_designs: int = 2,
     seed: int = 1,
     seconds: int = 10,
     is_proved: bool = True,
@@ -256,7 +296,8 @@ def measure(
     count
         Mutants of each component; its designs share them.
     max_designs
-        Designs of a component that are built, spread evenly over those that its tests simulate.
+        Designs of a component that are built, spread evenly over those that its tests simulate;
+        one of a unit.
     seed
         Of the choice of mutants.
     """
@@ -266,7 +307,8 @@ def measure(
     sources = _sources()
     parts = []
     for test in tests:
-        designs = designs_of(f"tests.rtl.test_{test}")
+        designs: Sequence[Subject]
+        designs = [unit_design(test)] if test in UNITS else designs_of(f"tests.rtl.test_{test}")
         for name in sorted({design.component for design in designs}):
             of_it = [design for design in designs if design.component == name]
             step = max(1.0, len(of_it) / max_designs)
@@ -285,7 +327,7 @@ def measure(
                     sources=sources,
                     say=say,
                 )
-                parts.append(part)
+                parts += _by_file(part) if test in UNITS else [part]
                 say(
                     f"{name}: {part.count('caught')} caught, {part.count('equivalent')} proved "
                     f"equivalent, {part.count('survived')} survived"
@@ -298,8 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation", description=__doc__)
     parser.add_argument("tests", nargs="*", help=f"of: {', '.join(TESTS)}; all by default")
-    parser.add_argument("--count", type=int, default=100, help="mutants of each component")
-    parser.add_argument("--designs", type=int, default=4, help="designs built of a component")
+    parser.add_argument("--count", type=int, default=80, help="mutants of each component")
+    parser.add_argument("--designs", type=int, default=2, help="designs built of a component")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=10, help="of the solver for one proof")
     parser.add_argument("--no-proofs", action="store_true", help="leave survivors unproved")

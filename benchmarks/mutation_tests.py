@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from benchmarks.mutation_model import Context, Model, Port, build_model
@@ -49,6 +49,19 @@ class Design:
     ports: tuple[Port, ...]
     calls: list[Call] = field(default_factory=list)
 
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Names of the tests."""
+        return tuple(call.name for call in self.calls)
+
+    def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
+        """Plant the mutants without building anything."""
+        return plant_mutants(self.netlist, folder, count=count, seed=seed)
+
+    def make_runner(self, folder: Path, *, count: int, seed: int) -> SteppedRunner:
+        """Build the design with mutants in it."""
+        return SteppedRunner(self, folder, count=count, seed=seed)
+
 
 class _Captured(BaseException):
     """Unwinds a test up to where its component is asked for; no error."""
@@ -58,24 +71,46 @@ class _Captured(BaseException):
         self.component, self.ports = component, ports
 
 
-def calls_of(module: ModuleType) -> Iterator[Call]:
-    """Give a module's tests that need no fixture and are not slow, one for each parameter set."""
+def calls_of(
+    module: ModuleType,
+    *,
+    fixtures: Mapping[str, Any] = MappingProxyType({}),
+    only: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Call]:
+    """Give a module's tests that are not slow, one for each parameter set.
+
+    Parameters
+    ----------
+    fixtures
+        Values of the fixtures that there are; tests that need others are left out.
+    only
+        Values that parameters must have.
+    """
     for name, function in vars(module).items():
         if not name.startswith("test_") or function.__module__ != module.__name__:
             continue
         axes = []
-        for mark in getattr(function, "pytestmark", ()):
+        marks = getattr(function, "pytestmark", ())
+        if any(mark.name == "slow" for mark in marks):
+            continue
+        for mark in marks:
             if mark.name == "parametrize":
                 names, values = mark.args
                 axes.append(list(_settings(names, values)))
         given = {key for axis in axes for setting in axis[:1] for key in setting}
         code = function.__code__
-        if given != set(code.co_varnames[: code.co_argcount]):
+        needed = set(code.co_varnames[: code.co_argcount]) - given
+        if not needed <= set(fixtures) or not set(only) <= given:
             continue
         for settings in itertools.product(*axes):
             arguments = {k: v for setting in settings for k, v in setting.items()}
+            if any(arguments[key] != value for key, value in only.items()):
+                continue
             label = f"[{', '.join(map(str, arguments.values()))}]" if arguments else ""
-            yield Call(name=f"{name}{label}", run=_bound(function, arguments))
+            yield Call(
+                name=f"{name}{label}",
+                run=_bound(function, arguments | {key: fixtures[key] for key in needed}),
+            )
 
 
 def _settings(names: Any, values: Sequence[Any]) -> Iterator[dict[str, Any]]:

@@ -165,7 +165,9 @@ def _signature_ports(component: Any) -> dict[str, tuple[Any, str]]:
     }
 
 
-def plant_mutants(netlist: Netlist, folder: Path, *, count: int, seed: int) -> Planted:
+def plant_mutants(
+    netlist: Netlist, folder: Path, *, count: int, seed: int, files: str = ""
+) -> Planted:
     """Choose mutants evenly over a design and write it with all of them.
 
     Parameters
@@ -178,6 +180,8 @@ def plant_mutants(netlist: Netlist, folder: Path, *, count: int, seed: int) -> P
         Mutants to plant.
     seed
         Of the choice.
+    files
+        How the names of the files begin whose lines are mutated; all by default.
 
     Raises
     ------
@@ -198,7 +202,10 @@ def plant_mutants(netlist: Netlist, folder: Path, *, count: int, seed: int) -> P
         "top": netlist.name,
         "count": count,
         "seed": seed,
+        # more than are wanted: clocks, and lines of other files, are no sites
+        "listed": (40 if files else 4) * count + 200,
         "package": _PACKAGE,
+        "files": files,
         "control": CONTROL,
         "width": CONTROL_BITS,
         "netlist": str(folder / f"{netlist.name}.lowered.il"),

@@ -24,8 +24,6 @@ the host takes the result and gives a command as soon as it can."""
 _RESULT_WAIT = 3
 """Cycles until the running argmax has seen the last logits."""
 
-_COUNTER_BITS = 48
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencerConfig:
@@ -41,6 +39,8 @@ class SequencerConfig:
         Words of the program ROM.
     n_inflight
         Tokens of the longest program.
+    counter_bits
+        Width of the performance counters, which begin anew when they are full.
 
     Raises
     ------
@@ -52,6 +52,7 @@ class SequencerConfig:
     n_tokens: tuple[int, ...]
     n_words: int
     n_inflight: int
+    counter_bits: int = 48
 
     def __post_init__(self) -> None:
         if not self.starts or len(self.starts) != len(self.n_tokens):
@@ -103,9 +104,9 @@ class Sequencer(wiring.Component):
         The adapter of the running program.
     busy_v, busy_l, busy_h
         State of the units.
-    count_cycles, count_wait, count_v, count_l, count_h : Out(48)
+    count_cycles, count_wait, count_v, count_l, count_h : Out
         Cycles since reset: in programs, waiting for the host, and with each unit busy.
-    count_issued : Out(48)
+    count_issued : Out
         Instructions since reset.
     """
 
@@ -131,7 +132,7 @@ class Sequencer(wiring.Component):
         members |= {f"start_{unit}": Out(1) for unit in "vlh"}
         members |= {f"busy_{unit}": In(1) for unit in "vlh"}
         counted = ("cycles", "wait", "v", "l", "h", "issued")
-        members |= {f"count_{name}": Out(_COUNTER_BITS) for name in counted}
+        members |= {f"count_{name}": Out(config.counter_bits) for name in counted}
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -210,7 +211,7 @@ class Sequencer(wiring.Component):
             "issued": issue,
         }
         for name, event in events.items():
-            counter = Signal(_COUNTER_BITS, name=f"counter_{name}")
+            counter = Signal(config.counter_bits, name=f"counter_{name}")
             with m.If(event):
                 m.d.sync += counter.eq(counter + 1)
             m.d.comb += getattr(self, f"count_{name}").eq(counter)

@@ -2,7 +2,8 @@
 
 Run as a program, ``yosys_equivalence.py plan.json``, by :mod:`romsim_rtl.equivalence`. Only the
 cells that the mutant reaches stand twice; all others, and the memories and macros, are shared by
-both copies, and the inputs of shared cells that a mutant reaches are compared like outputs. Both
+both copies, and the inputs of shared cells that a mutant reaches are compared like outputs: four
+such cuts are tried, from the easiest to solve to the one that proves most. Both
 copies begin in the same state, any state, with a cycle of reset.
 """
 
@@ -24,7 +25,8 @@ _REGISTERS = ("$dff", "$dffe", "$sdff", "$sdffe", "$sdffce")
 class _Miter:
     """The netlist of one module, with copies of what the control input reaches."""
 
-    def __init__(self, module: dict[str, Any]) -> None:
+    def __init__(self, module: dict[str, Any], *, cross: bool, cut: bool) -> None:
+        self.cross, self.cut = cross, cut
         self.ports: dict[str, Any] = module["ports"]
         self.cells: dict[str, Any] = module["cells"]
         self.next_bit = 2 + max(
@@ -45,14 +47,16 @@ class _Miter:
         self.next_bit += count
         return list(range(self.next_bit - count, self.next_bit))
 
-    def is_shared(self, name: str, cross: bool) -> bool:
-        """Whether a cell never stands twice: memories, macros, and registers unless crossed."""
+    def is_shared(self, name: str) -> bool:
+        """Whether a cell never stands twice: memories, macros, and what is not to be crossed."""
         kind = self.cells[name]["type"]
         if kind in _REGISTERS:
-            return not cross
+            return not self.cross
+        if kind == "$mul":
+            return self.cut
         return not kind.startswith("$") or kind.startswith("$mem") or kind.endswith("ff")
 
-    def reached(self, cross: bool) -> set[str]:
+    def reached(self) -> set[str]:
         """Cells that the control input reaches and that stand twice."""
         readers: dict[Any, set[str]] = defaultdict(set)
         for name, cell in self.cells.items():
@@ -64,7 +68,7 @@ class _Miter:
         pending: list[Any] = list(self.ports[_CONTROL]["bits"])
         while pending:
             for name in readers.get(pending.pop(), ()):
-                if name in found or self.is_shared(name, cross):
+                if name in found or self.is_shared(name):
                     continue
                 found.add(name)
                 cell = self.cells[name]
@@ -73,9 +77,9 @@ class _Miter:
                         pending += bits
         return found
 
-    def build(self, cross: bool, when: dict[str, str]) -> tuple[dict[str, Any], bool]:
+    def build(self, when: dict[str, str]) -> tuple[dict[str, Any], bool]:
         """Give the module whose output ``differ`` tells the copies apart, and if it has state."""
-        reached = self.reached(cross)
+        reached = self.reached()
         second: dict[Any, Any] = {self.ports[_CONTROL]["bits"][0]: "1"}
         for name in reached:
             cell = self.cells[name]
@@ -101,7 +105,7 @@ class _Miter:
             self.new_cells[f"b{name}"] = copy
             wanted = [second.get(bit, bit) for bit in cell["connections"]["Q"]]
             self._cell("$mux", A=held, B=cell["connections"]["Q"], S=[begun], Y=wanted)
-        pairs = self._compared(reached, second, cross, when)
+        pairs = self._compared(reached, second, when)
         differ = self._any(pairs)
         self.new_cells["begun_register"] = {
             "hide_name": 0,
@@ -111,7 +115,7 @@ class _Miter:
             "port_directions": {"D": "input", "Q": "output"},
             "connections": {"D": ["0"], "Q": [begun]},
         }
-        return self._module(differ, begun, cross), has_state
+        return self._module(differ, begun), has_state
 
     def _rewired(self, cell: dict[str, Any], inputs: Any, outputs: Any) -> dict[str, Any]:
         connections = {}
@@ -138,7 +142,7 @@ class _Miter:
         }
 
     def _compared(
-        self, reached: set[str], second: dict[Any, Any], cross: bool, when: dict[str, str]
+        self, reached: set[str], second: dict[Any, Any], when: dict[str, str]
     ) -> list[tuple[list[Any], list[Any], list[Any]]]:
         """Give pairs of bits, each with the bits that must be 1 for the pair to count."""
         pairs = []
@@ -149,7 +153,7 @@ class _Miter:
                     condition = self.ports[when[name]]["bits"]
                 pairs.append((port["bits"], [second.get(b, b) for b in port["bits"]], condition))
         for name, cell in self.cells.items():
-            if name in reached or not self.is_shared(name, cross):
+            if name in reached or not self.is_shared(name):
                 continue
             for port, bits in cell["connections"].items():
                 if cell["port_directions"][port] == "input" and any(b in second for b in bits):
@@ -171,7 +175,7 @@ class _Miter:
         self._cell("$reduce_or", A=flags or ["0"], Y=[result])
         return result
 
-    def _module(self, differ: Any, begun: Any, cross: bool) -> dict[str, Any]:
+    def _module(self, differ: Any, begun: Any) -> dict[str, Any]:
         ports: dict[str, Any] = {"differ": {"direction": "output", "bits": [differ]}}
         names: dict[str, Any] = {
             "differ": {"hide_name": 0, "bits": [differ], "attributes": {}},
@@ -181,7 +185,7 @@ class _Miter:
             if port["direction"] != "input" or name == _CONTROL:
                 continue
             bits = port["bits"]
-            if name == "rst" and cross:
+            if name == "rst" and self.cross:
                 bits = self.fresh()
                 self._cell("$or", A=bits, B=[begun], Y=port["bits"])
             ports[name] = {"direction": "input", "bits": bits}
@@ -225,8 +229,9 @@ def _prove(plan: dict[str, Any]) -> str:
     run("opt_clean -purge")
     run(f"write_json {netlist}")
     module = json.loads(netlist.read_text())["modules"][plan["top"]]
-    for cross in (False, True):
-        built, has_state = _Miter(module).build(cross, plan["when"])
+    # a multiplier that stands twice is hard: first none does, and its operands are compared
+    for cross, cut in ((False, True), (False, False), (True, True), (True, False)):
+        built, has_state = _Miter(module, cross=cross, cut=cut).build(plan["when"])
         netlist.write_text(json.dumps({"creator": "romsim", "modules": {"miter": built}}))
         run("design -reset")
         run(f"read_json {netlist}")

@@ -32,10 +32,10 @@ def plant(plan_file: str) -> None:
     Parameters
     ----------
     plan_file
-        JSON: ``sources`` (RTLIL files), ``top``, ``count``, ``seed``, ``package`` (folder whose
-        source lines may be mutated), ``control`` and ``width`` of the selecting input, and the
-        files to write: ``netlist`` (RTLIL without mutants), ``mutants`` (JSON), ``verilog``
-        (without attributes).
+        JSON: ``sources`` (RTLIL files), ``top``, ``count`` of ``listed``, ``seed``, ``package``
+        (folder whose source lines may be mutated), ``files`` (how the names of its files begin),
+        ``control`` and ``width`` of the selecting input, and the files to write: ``netlist``
+        (RTLIL without mutants), ``mutants`` (JSON), ``verilog`` (without attributes).
     """
     import pyosys.libyosys as ys  # a native library of 100 MB that only this needs
 
@@ -56,13 +56,12 @@ def plant(plan_file: str) -> None:
     run("setattr -unset init w:*")  # what reset does not clear begins with anything
     run(f"write_rtlil {plan['netlist']}")
     listed = Path(plan["mutants"]).with_suffix(".list")
-    # more than are wanted: clocks, and lines of the tests' own modules, are no sites
-    sites = "t:$meminit* %n"  # contents of a memory are parameters, no signals
-    run(f"mutate -list {4 * plan['count'] + 200} -seed {plan['seed']} -o {listed} {sites}")
+    sites = "* t:$meminit* %d"  # contents of a memory are parameters, no signals
+    run(f"mutate -list {plan['listed']} -seed {plan['seed']} -o {listed} {sites}")
     chosen: list[dict[str, Any]] = []
     seen: set[str] = set()
     for line in listed.read_text().splitlines():
-        mutant = _parse(line, plan["package"])
+        mutant = _parse(line, f"{plan['package']}/{plan['files']}", plan["package"])
         if mutant is None or mutant["command"] in seen or len(chosen) == plan["count"]:
             continue
         seen.add(mutant["command"])
@@ -74,7 +73,7 @@ def plant(plan_file: str) -> None:
     Path(plan["mutants"]).write_text(json.dumps(chosen, indent=1) + "\n")
 
 
-def _parse(line: str, package: str) -> dict[str, Any] | None:
+def _parse(line: str, wanted: str, package: str) -> dict[str, Any] | None:
     """Take one line of the list apart; None if it is no site."""
     words = line.split()
     if words[:1] != ["mutate"]:
@@ -83,15 +82,12 @@ def _parse(line: str, package: str) -> dict[str, Any] | None:
     places: list[str] = []
     for option, value in zip(words[1::2], words[2::2], strict=True):
         if option == "-src":
-            places += [
-                place.removeprefix(f"{package}/")
-                for place in value.split("|")
-                if place.startswith(f"{package}/")
-            ]
+            places += value.split("|")
         else:
             values[option] = value
-    if values["-port"] == "CLK" or not places:
+    if values["-port"] == "CLK" or not any(place.startswith(wanted) for place in places):
         return None
+    places = [p.partition("/")[2] for p in places if p.startswith(f"{package}/")]
     names = ("-mode", "-module", "-cell", "-port", "-portbit", "-ctrlbit")
     command = " ".join(f"{name} {values[name]}" for name in names if name in values)
     return {

@@ -143,20 +143,8 @@ class Simulation:
         reset: int = 2,
         opt: str = "-O2",
     ) -> None:
-        platform = VerilogPlatform()
-        pending = {name: component}
-        files = []
-        done: set[str] = set()
-        while pending:
-            module, part = pending.popitem()
-            path = folder / f"{module}.v"
-            unread = part.unread_bits() if hasattr(part, "unread_bits") else {}
-            path.write_text(write_verilog(part, module, platform, unread=unread))
-            files.append(path)
-            done.add(module)
-            pending |= {k: v for k, v in platform.shared.items() if k not in done}
-        self.files = [*sorted(files), *(VERILOG / macro for macro in macros)]
         self.ports: dict[str, tuple[int, int]] = {"rst": (0, 1)}
+        self.files = [*self.emit(component, name, folder), *(VERILOG / macro for macro in macros)]
         self.inputs = ["rst"]
         for path_, member, value in component.signature.flatten(component):
             port = "__".join(map(str, path_))
@@ -179,6 +167,22 @@ class Simulation:
             args=["-Wno-fatal", "-Wno-lint", "--x-initial", "unique", "--x-assign", "unique"],
         )
         self.folder = folder
+
+    def emit(self, component: Any, name: str, folder: Path) -> list[Path]:
+        """Write a component's Verilog and that of the modules that it shares."""
+        platform = VerilogPlatform()
+        pending = {name: component}
+        files = []
+        done: set[str] = set()
+        while pending:
+            module, part = pending.popitem()
+            path = folder / f"{module}.v"
+            unread = part.unread_bits() if hasattr(part, "unread_bits") else {}
+            path.write_text(write_verilog(part, module, platform, unread=unread))
+            files.append(path)
+            done.add(module)
+            pending |= {k: v for k, v in platform.shared.items() if k not in done}
+        return sorted(files)
 
     def script(self) -> Script:
         script = Script(self.ports)

@@ -65,7 +65,7 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
         return top if extreme else rng.randrange(top + 1)
 
     rows = []
-    for _ in range(3):
+    for _ in range(16):
         sign = rng.choice((-1, 1))
         x = [
             [127 * sign if extreme else rng.randrange(-127, 128) for _ in range(32 * blocks)]
@@ -130,9 +130,10 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
         if dot is not None:
             w, plane = divmod(dot, planes)
             word = sum(d << config.lane_bits * k for k, d in enumerate(digits[w][plane]))
-            if plane == 0:
-                kept = halves[w] if config.has_minima else halves[w][: config.n_scales]
-                word |= sum(h << config.code_bits + 16 * k for k, h in enumerate(kept))
+            kept = halves[w] if config.has_minima else halves[w][: config.n_scales]
+            if plane:  # scales stand in a word's first plane; noise in the others must not matter
+                kept = [rng.getrandbits(16) for _ in kept]
+            word |= sum(h << config.code_bits + 16 * k for k, h in enumerate(kept))
             ctx.set(dut.word, word)
             ctx.set(dut.first_plane, plane == 0)
             for b in range(blocks):
@@ -140,6 +141,15 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
                     lanes = [32 * b + config.lane(k, digit) for digit in range(4)]
                     packed = sum(x[w][lane] << 16 * d for d, lane in enumerate(lanes))
                     ctx.set(dut.x[b * config.n_packed + k], packed & ((1 << 64) - 1))
+        else:
+            ctx.set(dut.word, rng.getrandbits(len(dut.word)))
+            ctx.set(dut.first_plane, rng.randrange(2))
+            ctx.set(dut.x[rng.randrange(len(dut.x))], rng.getrandbits(64))
+        for b in range(blocks if total is None else 0):
+            ctx.set(dut.less[b], rng.randrange(1 << 12))
+        for b in range(blocks if times is None else 0):
+            ctx.set(dut.total[b], rng.randrange(1 << 12))
+            ctx.set(dut.place[b], rng.randrange(1 << 5))
         if total is not None:
             w, plane = divmod(total, planes)
             if planes > 1:

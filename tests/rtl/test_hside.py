@@ -69,15 +69,18 @@ def duration(sizes: AttentionSizes, pos: int) -> int:
     return attention_cycles([pos], spec=spec, target=target)[0]
 
 
+def make_simulation(name: str, folder: Path, kind: type[Simulation] = Simulation) -> Simulation:
+    component = HSide(sizes=(SHAPES | SLOW_SHAPES)[name], n_rows=64, block_bits=8)
+    return kind(component, "romsim_hside", folder, opt="-O0")
+
+
 @pytest.fixture(scope="module")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made: dict[str, Simulation] = {}
 
     def get(name: str) -> Simulation:
         if name not in made:
-            component = HSide(sizes=(SHAPES | SLOW_SHAPES)[name], n_rows=64, block_bits=8)
-            folder: Path = tmp_path_factory.mktemp("hside")
-            made[name] = Simulation(component, "romsim_hside", folder, opt="-O0")
+            made[name] = make_simulation(name, tmp_path_factory.mktemp("hside"))
         return made[name]
 
     return get

@@ -35,7 +35,7 @@ def scores_below(rng: random.Random, m: int) -> list[int]:
     """Scores from equal to the maximum to 2^32 below it."""
     scores = []
     for _ in range(64):
-        span = rng.choice((0, 255, 256, 65535, 65536, 15 << 16, 16 << 16, 20 << 16, 2**32))
+        span = rng.choice((0, 255, 256, 65535, 65536, 15 << 16, 16 << 16, 20 << 16, 1 << 24, 2**32))
         z = (m << 16) - rng.randrange(span + 1)
         scores.append(max(-(2**31), min(2**31 - 1, z)))
     return scores
@@ -46,10 +46,18 @@ def test_numerators_and_sums_are_the_pages() -> None:
     rng = random.Random(4)
     rounds = [
         (m, scores_below(rng, m), [rng.random() < 0.9 for _ in range(64)])
-        for m in (0, 3, -7, 2**15, -(2**15) + 1)
+        for m in (
+            0,
+            3,
+            -7,
+            2**15,
+            -(2**15) + 1,
+            *(rng.randrange(-(2**15), 2**15) for _ in range(20)),
+        )
     ]
 
     async def bench(ctx: Any) -> None:
+        sums: list[int] = []
         for m, scores, present in rounds:
             for lane in range(2):
                 ctx.set(top.maximum.valid, 1)
@@ -63,7 +71,11 @@ def test_numerators_and_sums_are_the_pages() -> None:
                 ctx.set(top.first_tok, slot == 0)
                 ctx.set(top.last_tok, slot == 63)
                 ctx.set(top.present, present[slot])
+                ctx.set(top.l_en, slot == 40)
+                ctx.set(top.l_lane[0], m & 1)
                 await ctx.tick()
+                if sums and slot == 42:  # the sum stands until the last token has been added
+                    assert ctx.get(top.l[0]) == sums[m & 1]
                 # the other lane has the scores in the other order
                 word = scores[slot] & (2**32 - 1) | (scores[63 - slot] & (2**32 - 1)) << 32
                 ctx.set(top.scores, word)
@@ -83,6 +95,10 @@ def test_numerators_and_sums_are_the_pages() -> None:
                 got = [word & 0xFFFF, word >> P_BITS]
                 assert got == [lane[slot] for lane in expected], (m, slot)
             ctx.set(top.p_en, 0)
+            ctx.set(top.p_slot, 5)
+            await ctx.tick()
+            assert ctx.get(top.p) == word  # it stays
+            sums = [sum(lane) for lane in expected]
             for lane in range(2):
                 ctx.set(top.l_en, 1)
                 ctx.set(top.l_lane[0], lane)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,16 +188,19 @@ def start(script: Script, *, token: int, entry: int, is_adapted: bool) -> int:
     return script.wait_low("busy", 10_000)
 
 
+def make_simulation(name: str, folder: Path, kind: type[Simulation] = Simulation) -> Simulation:
+    sizes, lora = (CHIPS | SLOW_CHIPS)[name]
+    component = HSide(sizes=sizes, n_rows=lora.n_rows, block_bits=8, lora=lora)
+    return kind(component, "romsim_hside", folder, opt="-O0")
+
+
 @pytest.fixture(scope="module")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made: dict[str, Simulation] = {}
 
     def get(name: str) -> Simulation:
         if name not in made:
-            sizes, lora = (CHIPS | SLOW_CHIPS)[name]
-            component = HSide(sizes=sizes, n_rows=lora.n_rows, block_bits=8, lora=lora)
-            folder = tmp_path_factory.mktemp("lora")
-            made[name] = Simulation(component, "romsim_hside", folder, opt="-O0")
+            made[name] = make_simulation(name, tmp_path_factory.mktemp("lora"))
         return made[name]
 
     return get

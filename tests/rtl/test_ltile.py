@@ -35,27 +35,40 @@ def test_x_buffer_gives_what_was_broadcast_in_packed_words(name: str) -> None:
     dut = XBuffer(sizes=sizes, config=config)
     blocks: dict[tuple[int, int], tuple[list[int], int]] = {}
 
+    async def beat(ctx: Any, token: int, row: int, mask: int) -> None:
+        """Send a beat in which the blocks outside of the mask are noise."""
+        for group in range(sizes.n_groups):
+            codes = [rng.choice((-127, 127, rng.randrange(-127, 128))) for _ in range(32)]
+            shift = rng.randrange(32)
+            if mask >> group & 1:
+                blocks[token, row * sizes.n_groups + group] = (codes, shift)
+            word = sum((c & 255) << 8 * k for k, c in enumerate(codes))
+            ctx.set(dut.bc_codes[group], word)
+            ctx.set(dut.bc_shift[group], shift)
+            ctx.set(dut.bc_sum[group], sum(codes))
+        ctx.set(dut.bc_token, token)
+        ctx.set(dut.bc_row, row)
+        ctx.set(dut.bc_mask, mask)
+
     async def bench(ctx: Any) -> None:
+        everyone = (1 << sizes.n_groups) - 1
+        sent = []
         for token in range(sizes.n_inflight):
             n_blocks = sizes.n_words * sizes.word_blocks - (token == 1)
             for row, first in enumerate(range(0, n_blocks, sizes.n_groups)):
-                mask = 0
-                for group in range(sizes.n_groups):
-                    codes = [rng.choice((-127, 127, rng.randrange(-127, 128))) for _ in range(32)]
-                    shift = rng.randrange(26)
-                    if first + group < n_blocks:
-                        mask |= 1 << group
-                        blocks[token, first + group] = (codes, shift)
-                    word = sum((c & 255) << 8 * k for k, c in enumerate(codes))
-                    ctx.set(dut.bc_codes[group], word)
-                    ctx.set(dut.bc_shift[group], shift)
-                    ctx.set(dut.bc_sum[group], sum(codes))
-                ctx.set(dut.bc_token, token)
-                ctx.set(dut.bc_row, row)
-                ctx.set(dut.bc_mask, mask)
-                ctx.set(dut.bc_en, 1)
+                sent.append((token, row, everyone >> max(0, first + sizes.n_groups - n_blocks)))
+        # then some blocks anew, and beats that are none
+        sent += [(*rng.choice(sent)[:2], rng.randrange(everyone + 1)) for _ in range(6)]
+        for token, row, mask in sent:
+            await beat(ctx, token, row, mask)
+            ctx.set(dut.bc_en, 1)
+            await ctx.tick()
+            kept = dict(blocks)
+            await beat(ctx, *rng.choice(sent))
+            blocks.update(kept)
+            ctx.set(dut.bc_en, 0)
+            if rng.random() < 0.5:
                 await ctx.tick()
-                ctx.set(dut.bc_en, 0)
         await ctx.tick()
         for token in range(sizes.n_inflight):
             for word in range(sizes.n_words):
@@ -67,6 +80,8 @@ def test_x_buffer_gives_what_was_broadcast_in_packed_words(name: str) -> None:
                 ctx.set(dut.v_unpack, 1)
                 await ctx.tick()
                 ctx.set(dut.v_unpack, 0)
+                ctx.set(dut.r_word, rng.randrange(sizes.n_words))
+                await ctx.tick()  # the word stays
                 for lane in range(sizes.word_blocks):
                     found = blocks.get((token, word * sizes.word_blocks + lane))
                     if found is None:
@@ -105,7 +120,14 @@ def test_row_is_shifted_multiplied_shifted_and_saturated() -> None:
         room = 62 - max(1, bits - pre)
         multiplier = rng.randrange(1 << min(24, room)) if room > 0 else 0
         cases.append((rng.randrange(-(1 << bits), 1 << bits), pre, multiplier, shift))
-    for _ in range(200):
+    for _ in range(100):  # at the ends of 32 bits
+        pre, shift = rng.randrange(30), rng.randrange(-20, 1)
+        edge = rng.choice((-1, 1)) * (1 << 31 + min(shift, 0)) + rng.randrange(-2, 3)
+        cases.append(((edge << pre) + rng.randrange(-2, 3), pre, 1, shift))
+        shift = rng.randrange(1, 30)
+        edge = rng.choice((-1, 1)) * (1 << 31 + shift) + rng.randrange(-2, 3) * (1 << shift - 1)
+        cases.append((edge, 0, 1, shift))
+    for _ in range(300):
         shift = rng.randrange(1, 45)
         total = rng.getrandbits(60 - shift) - (1 << 59 - shift) << shift
         total += (1 << shift - 1) + rng.choice((0, 0, 1, -1))

@@ -31,10 +31,11 @@ def check(m: Module, cases: list[tuple[list[tuple[Signal, int]], Signal, int]]) 
                 context.set(signal, value)
             assert context.get(output) == wanted, (inputs, wanted)
 
-    ports: dict[str, tuple[Signal, str]] = {}
+    found: dict[int, tuple[Signal, str]] = {}
     for inputs, output, _ in cases:
-        ports |= {signal.name: (signal, "i") for signal, _ in inputs}
-        ports[output.name] = (output, "o")
+        found |= {id(signal): (signal, "i") for signal, _ in inputs}
+        found[id(output)] = (output, "o")
+    ports = {f"{way}{number}": (port, way) for number, (port, way) in enumerate(found.values())}
     simulate(m, bench, ports=ports)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from romsim_models.errors import SpecError
-from romsim_rtl.encoding import OPS, pack
+from romsim_rtl.encoding import FIELDS, OPS, pack
 from romsim_rtl.sequencer import TOKEN_CYCLES, Sequencer, SequencerConfig
 from tests.rtl.stepped import simulate
 
@@ -27,11 +27,19 @@ class Program:
             duration = rng.choice((2, 3, 5, 17))
             op = "embed" if unit == 0 and rng.random() < 0.3 else "norm"
             self.items.append((unit, wait, duration, rng.randrange(n_tokens), op))
+        # what the units read and the sequencer only hands on
+        self.noise = [
+            {name: rng.getrandbits(bits - is_signed) for name, (bits, is_signed) in FIELDS.items()}
+            for _ in range(length)
+        ]
 
     def words(self) -> list[int]:
         words = [
-            pack({"op": OPS[op], "unit": unit, "wait": wait, "token": token, "n_rows": duration})
-            for unit, wait, duration, token, op in self.items
+            pack(
+                noise
+                | {"op": OPS[op], "unit": unit, "wait": wait, "token": token, "n_rows": duration}
+            )
+            for noise, (unit, wait, duration, token, op) in zip(self.noise, self.items, strict=True)
         ]
         return [*words, pack({"op": OPS["end"]})]
 
@@ -56,7 +64,11 @@ def make(seed: int) -> tuple[list[Program], Sequencer]:
         starts.append(len(words))
         words += program.words()
     config = SequencerConfig(
-        starts=tuple(starts), n_tokens=(1, 1, 3), n_words=len(words), n_inflight=3
+        starts=tuple(starts),
+        n_tokens=(1, 1, 3),
+        n_words=len(words),
+        n_inflight=3,
+        counter_bits=9,  # so that they overflow
     )
     return programs, Sequencer(config=config, words=words)
 
@@ -72,6 +84,7 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
 
     async def bench(ctx: Any) -> None:
         left = [0, 0, 0]
+        busy = dict.fromkeys("vlh", 0)
         position = 0
         cycle = 0
         previous_end: int | None = None
@@ -94,8 +107,12 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
                             ctx.get(dut.pos),
                             ctx.get(dut.start_embed),
                             ctx.get(dut.token),
+                            word,
+                            ctx.get(dut.is_adapted),
+                            ctx.get(dut.adapter_base),
                         )
                     )
+                busy[name] += ctx.get(getattr(dut, f"busy_{name}"))
             await ctx.tick()
             cycle += 1
             for unit, name in enumerate("vlh"):
@@ -105,8 +122,8 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
             return issued
 
         issued_total = 0
-        for number in [0, 2, 1, 2, 0]:
-            reset = number == 1
+        for turn, number in enumerate([0, 2, 1, 2, 0, *(rng.randrange(3) for _ in range(10))]):
+            reset = number == 1 and turn < 9
             program = programs[number]
             tokens = [rng.randrange(1 << 20) for _ in range(3)]
             for _ in range(rng.randrange(4) if stalls else 0):
@@ -117,11 +134,18 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
             ctx.set(dut.cmd_program, number)
             ctx.set(dut.cmd_reset, int(reset))
             ctx.set(dut.cmd_tokens, sum(t << 20 * k for k, t in enumerate(tokens)))
+            adapter = (rng.randrange(2), rng.getrandbits(20))
+            ctx.set(dut.cmd_adapted, adapter[0])
+            ctx.set(dut.cmd_adapter, adapter[1])
             assert ctx.get(dut.cmd_ready)
             await tick()
             waited += 1
-            ctx.set(dut.cmd_valid, 0)
-            ctx.set(dut.cmd_tokens, 0)
+            ctx.set(dut.cmd_valid, rng.randrange(2))  # not ready: nothing may be taken
+            ctx.set(dut.cmd_tokens, rng.getrandbits(60))
+            ctx.set(dut.cmd_program, rng.randrange(3))
+            ctx.set(dut.cmd_reset, rng.randrange(2))
+            ctx.set(dut.cmd_adapted, rng.randrange(2))
+            ctx.set(dut.cmd_adapter, rng.getrandbits(20))
             begin = cycle
             if previous_end is not None and not stalls:
                 assert begin - previous_end == TOKEN_CYCLES
@@ -139,6 +163,9 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
             assert [s[3] for s in seen] == [position + i[3] for i in program.items]
             assert [s[4] for s in seen] == [int(i[4] == "embed") for i in program.items]
             assert [s[5] for s in seen] == [tokens[i[3]] for i in program.items]
+            assert [s[6] for s in seen] == program.words()[:-1]
+            assert {s[7:] for s in seen} == {adapter}
+            ctx.set(dut.cmd_valid, 0)
             assert cycle - begin == end + TOKEN_CYCLES - 2
             previous_end = begin + end
             position += program.n_tokens
@@ -151,9 +178,11 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
             await tick()
             waited += 1
             ctx.set(dut.done_ready, 0)
-        assert ctx.get(dut.count_issued) == issued_total
-        assert ctx.get(dut.count_wait) == waited
-        assert ctx.get(dut.count_cycles) == cycle - waited
+            assert ctx.get(dut.count_issued) == issued_total % 512
+            assert ctx.get(dut.count_wait) == waited % 512
+            assert ctx.get(dut.count_cycles) == (cycle - waited) % 512
+            for name, count in busy.items():
+                assert ctx.get(getattr(dut, f"count_{name}")) == count % 512
 
     simulate(dut, bench)
 

@@ -23,7 +23,7 @@ def test_all_pairs_at_first_and_last_positions(n_parallel: int) -> None:
     n_words = len(increments) // n_parallel
 
     async def bench(context: Any) -> None:
-        later = [1 << bit for bit in range(4, 16)] + [rnd.randrange(65536) for _ in range(28)]
+        later = [1 << bit for bit in range(4, 16)] + [rnd.randrange(65536) for _ in range(80)]
         for pos in (0, 1, 2, 3, 777, 65535, *later):
             context.set(sincos.pos, pos)
             for cycle in range(n_words + SINCOS_CYCLES):

@@ -173,12 +173,16 @@ class Run:
 class Bench:
     """Build once; queue operations; run; read what each did."""
 
+    defines = ""  # before the shape's header
+    arguments: tuple[str, ...] = ()  # of the simulation
+
     def __init__(self, shape: Shape, folder: Path, *, is_traced: bool = True) -> None:
         self.shape = shape
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = emit(shape, folder)
-        (folder / "shape.h").write_text(_shape_header(shape, shape.unit(), is_traced))
+        self.files = self.emit()
+        header = _shape_header(shape, shape.unit(), is_traced)
+        (folder / "shape.h").write_text(self.defines + header)
         extra = []
         if is_traced:
             trace = folder / "traced.vlt"
@@ -193,6 +197,10 @@ class Bench:
         )
         self.data = bytearray()
         self.n_runs = 0
+
+    def emit(self) -> list[Path]:
+        """Write the unit's Verilog."""
+        return emit(self.shape, self.folder)
 
     def _put(self, *values: int) -> None:
         self.data += struct.pack(f"<{len(values)}I", *(value & 0xFFFFFFFF for value in values))
@@ -280,6 +288,7 @@ class Bench:
                 str(stimuli),
                 str(log),
                 f"+romdir={self.folder}",
+                *self.arguments,
             ],
             check=True,
             timeout=300,

@@ -1,0 +1,248 @@
+"""Tests that drive a Verilated unit by a script: the same tests, on a unit with mutants in it."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.mutation_tests import Call, Outcome, calls_of, try_in_a_fork
+from romsim_models.errors import SpecError
+from romsim_rtl.memory import VerilogPlatform
+from romsim_rtl.mutants import CONTROL, CONTROL_BITS, Netlist, Planted, netlist_of, plant_mutants
+from tests.rtl.poke import Script, Simulation
+from tests.rtl.vector_bench import VERILOG, Bench, Shape
+
+__all__ = ["UNITS", "ScriptRunner", "Unit", "UnitDesign", "unit_design"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A unit, the tests that drive it, and the golden models that they compute.
+
+    Parameters
+    ----------
+    component
+        Name for the report.
+    module
+        The test module.
+    shapes
+        Name of its table of shapes that are not slow.
+    goldens
+        Functions of the module that compute what is expected; they depend on their arguments
+        alone, so they are computed once and not for every mutant.
+    files
+        How the names of the files begin whose lines these tests are for.
+    """
+
+    component: str
+    module: str
+    shapes: str
+    goldens: tuple[str, ...] = ()
+    files: str = ""
+
+
+UNITS = {
+    "hside": Unit(
+        component="hside", module="tests.rtl.test_hside", shapes="SHAPES", goldens=("attention",)
+    ),
+    "lora_side": Unit(
+        component="lora_side",
+        module="tests.rtl.test_lora_side",
+        shapes="CHIPS",
+        goldens=("apply",),
+        files="lora_",
+    ),
+    "vector_unit": Unit(
+        component="vector_unit", module="tests.rtl.test_vector_unit", shapes="SHAPES"
+    ),
+}
+
+
+class _Recorded:
+    """A function whose results are kept, in the order of its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._kept: list[tuple[Any, Any]] = []
+        self._next: int | None = None
+
+    def rewind(self) -> None:
+        """Begin anew: from now on, give what was kept."""
+        self._next = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._next is not None and self._next < len(self._kept):
+            given, result = self._kept[self._next]
+            self._next += 1
+            if given == repr(arguments):
+                return result
+        result = self._function(*arguments)
+        if self._next is None:
+            self._kept.append((repr(arguments), result))
+        return result
+
+
+class ScriptRunner:
+    """Runs a unit's tests on its mutants; see `benchmarks.mutation_tests.SteppedRunner`.
+
+    Parameters
+    ----------
+    unit
+        What to run.
+    shape
+        Name of the shape.
+    folder
+        An empty folder.
+    count, seed
+        Of the mutants.
+
+    Raises
+    ------
+    SpecError
+        If a test fails without a mutant.
+    """
+
+    def __init__(self, unit: Unit, shape: str, folder: Path, *, count: int, seed: int) -> None:
+        module: Any = importlib.import_module(unit.module)
+        self.files = unit.files
+        self.top = ""
+        self._mutant = 0
+        self._plan = (folder, count, seed)
+        self._goldens = {name: _Recorded(getattr(module, name)) for name in unit.goldens}
+        self._module = module
+        if unit.component == "vector_unit":
+            self.calls = self._vector_calls(module, getattr(module, unit.shapes)[shape])
+        else:
+            simulation = module.make_simulation(shape, folder, self._simulation_class())
+            fixtures = {"simulations": lambda _: simulation}
+            self.calls = [
+                call
+                for call in calls_of(module, fixtures=fixtures, only={"name": shape})
+                if "lint" not in call.name
+            ]
+        outcome = self._run()
+        if outcome.how:
+            raise SpecError(
+                f"The tests of {unit.component} must pass on the design without a mutant, not "
+                f"fail in {outcome.test!r} with {outcome.how!r}"
+            )
+
+    def run(self, mutant: int, *, seconds: int = 240) -> Outcome:
+        """Run the tests until one fails."""
+
+        def work() -> Outcome:
+            self._mutant = mutant
+            return self._run()
+
+        return try_in_a_fork(work, seconds)
+
+    def _run(self) -> Outcome:
+        with ExitStack() as stack:
+            for name, recorded in self._goldens.items():
+                if self._mutant:
+                    recorded.rewind()
+                stack.enter_context(mock.patch.object(self._module, name, recorded))
+            for call in self.calls:
+                try:
+                    call.run()
+                except Exception as error:
+                    if self._mutant == 0:
+                        traceback.print_exc()
+                    return Outcome(test=call.name, how=type(error).__name__)
+        return Outcome()
+
+    def _plant(self, component: Any, name: str) -> Path:
+        folder, count, seed = self._plan
+        self.top = name
+        self.netlist: Netlist = netlist_of(component, name, platform=VerilogPlatform())
+        self.planted: Planted = plant_mutants(
+            self.netlist, folder, count=count, seed=seed, files=self.files
+        )
+        return self.planted.verilog
+
+    def _simulation_class(self) -> type[Simulation]:
+        runner = self
+
+        class Mutated(Simulation):
+            def emit(self, component: Any, name: str, folder: Path) -> list[Path]:
+                verilog = runner._plant(component, name)
+                self.ports[CONTROL] = (len(self.ports), CONTROL_BITS)
+                return [verilog]
+
+            def script(self) -> Script:
+                script = super().script()
+                script.set(CONTROL, runner._mutant)
+                return script
+
+        return Mutated
+
+    def _vector_calls(self, module: Any, shape: Shape) -> list[Call]:
+        runner = self
+
+        class Mutated(Bench):
+            defines = "#define WITH_MUTANTS\n"
+
+            def emit(self) -> list[Path]:
+                verilog = runner._plant(shape.unit(), "romsim_vector")
+                return [verilog, VERILOG / "romsim_sram.v", VERILOG / "romsim_rom.v"]
+
+        bench = Mutated(shape, self._plan[0])
+
+        def make(_shape: Shape, _folder: Path) -> Bench:
+            bench.arguments = (f"+mutant={runner._mutant}",)
+            return bench
+
+        def seed_call(seed: int) -> Call:
+            def run() -> None:
+                with mock.patch.object(module, "Bench", make):
+                    module.run_seeds(shape, bench.folder, range(seed, seed + 1))
+
+            return Call(name=f"run_seeds[{seed}]", run=run)
+
+        return [seed_call(seed) for seed in range(8)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitDesign:
+    """A unit of one shape; see `benchmarks.mutation_tests.Design`."""
+
+    unit: Unit
+    shape: str
+    netlist: Netlist
+
+    @property
+    def component(self) -> str:
+        """Name of the unit."""
+        return self.unit.component
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The test module and the shape."""
+        return (f"{self.unit.module.rpartition('.')[2]}[{self.shape}]",)
+
+    def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
+        """Plant the mutants without building anything."""
+        return plant_mutants(self.netlist, folder, count=count, seed=seed, files=self.unit.files)
+
+    def make_runner(self, folder: Path, *, count: int, seed: int) -> ScriptRunner:
+        """Build the unit with mutants in it."""
+        return ScriptRunner(self.unit, self.shape, folder, count=count, seed=seed)
+
+
+def unit_design(name: str) -> UnitDesign:
+    """Give a unit in the first of its shapes: a unit takes minutes to build."""
+    unit = UNITS[name]
+    module: Any = importlib.import_module(unit.module)
+    shape = next(iter(getattr(module, unit.shapes)))
+    if name == "vector_unit":
+        component, top = getattr(module, unit.shapes)[shape].unit(), "romsim_vector"
+    else:
+        component, top = module.make_simulation(shape, Path(), lambda *given, **_: given[:2])
+    netlist = netlist_of(component, top, platform=VerilogPlatform())
+    return UnitDesign(unit=unit, shape=shape, netlist=netlist)
