@@ -56,7 +56,9 @@ def plant(plan_file: str) -> None:
     run("setattr -unset init w:*")  # what reset does not clear begins with anything
     run(f"write_rtlil {plan['netlist']}")
     listed = Path(plan["mutants"]).with_suffix(".list")
-    sites = "* t:$meminit* %d"  # contents of a memory are parameters, no signals
+    # contents of a memory are parameters, no signals; of modules and macros yosys does not know
+    # which ports are inputs
+    sites = "* t:$meminit* %d c:* t:$* %d %d"
     run(f"mutate -list {plan['listed']} -seed {plan['seed']} -o {listed} {sites}")
     chosen: list[dict[str, Any]] = []
     seen: set[str] = set()

@@ -75,12 +75,12 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
             [[code() for _ in range(32 * blocks)] for _ in range(planes)] for _ in range(n_words)
         ]
         halves = [[random_half(rng) for _ in range(2 * config.n_scales)] for _ in range(n_words)]
-        rows.append((x, digits, halves, [rng.randrange(3) for _ in range(n_words * blocks)]))
+        plain = config.has_plain and rng.random() < 0.5
+        rows.append((x, digits, halves, [rng.randrange(3) for _ in range(n_words * blocks)], plain))
     grid = rng.randrange(-20, 3) if config.may_round else -24
-    plain = config.has_plain
 
     def expected(row: Any) -> int:
-        x, digits, halves, shifts = row
+        x, digits, halves, shifts, plain = row
         total = 0
         for w in range(n_words):
             for b in range(blocks):
@@ -108,7 +108,7 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
 
     def feed(ctx: Any, cycle: int, row: Any) -> None:
         """Set what the stages need in a cycle counted from the first word's products."""
-        x, digits, halves, shifts = row
+        x, digits, halves, shifts, plain = row
         n = n_words * planes
 
         def at(stage: int) -> int | None:
@@ -125,8 +125,8 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
         ctx.set(dut.v_shift, ends_word(moved))
         ctx.set(dut.v_acc, ends_word(added))
         ctx.set(dut.first_word, added is not None and added < planes)
-        if plain:
-            ctx.set(dut.plain, 1)
+        if config.has_plain:
+            ctx.set(dut.plain, plain)
         if dot is not None:
             w, plane = divmod(dot, planes)
             word = sum(d << config.lane_bits * k for k, d in enumerate(digits[w][plane]))

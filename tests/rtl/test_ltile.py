@@ -120,6 +120,9 @@ def test_row_is_shifted_multiplied_shifted_and_saturated() -> None:
         room = 62 - max(1, bits - pre)
         multiplier = rng.randrange(1 << min(24, room)) if room > 0 else 0
         cases.append((rng.randrange(-(1 << bits), 1 << bits), pre, multiplier, shift))
+    for bit in range(63):  # each bit decides once
+        for low in (-1, 0, 1):
+            cases += [((1 << bit) + low, 0, 1, 0), (low - (1 << bit), 0, 1, 0)]
     for _ in range(100):  # at the ends of 32 bits
         pre, shift = rng.randrange(30), rng.randrange(-20, 1)
         edge = rng.choice((-1, 1)) * (1 << 31 + min(shift, 0)) + rng.randrange(-2, 3)

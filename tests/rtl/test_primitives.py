@@ -75,6 +75,11 @@ def test_saturate_clips_to_int32_and_says_so() -> None:
     number, flag = saturate32(value)
     m.d.comb += [result.eq(number), clipped.eq(flag)]
     values = [*corners(50, 50, 1), HIGH, HIGH + 1, LOW, LOW - 1]
+    for bit in range(50):  # each bit decides once, in a positive and in a negative number
+        values += [
+            (HIGH ^ 1 << bit if bit < 49 else HIGH - (1 << 49)),
+            (LOW ^ 1 << bit if bit < 49 else LOW + (1 << 49)),
+        ]
     cases = [([(value, v)], result, max(LOW, min(HIGH, v))) for v in values]
     cases += [([(value, v)], clipped, int(not LOW <= v <= HIGH)) for v in values]
     check(m, cases)

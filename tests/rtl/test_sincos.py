@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from romsim_models.errors import SpecError
@@ -11,6 +12,21 @@ from romsim_rtl.sincos import SINCOS_CYCLES, SinCos
 from tests.rtl.stepped import simulate
 from tests.rtl.vector_bench import TABLES
 from tests.rtl.vector_golden import Golden
+
+
+def near_ties(increments: list[int], n: int) -> list[int]:
+    """Positions at which some interpolated step is nearly half a unit, where one bit decides."""
+    table = np.array([*TABLES["SIN"], TABLES["SIN"][-1]], np.int64)
+    positions = np.arange(1, 65536, dtype=np.int64)
+    found: list[tuple[int, int]] = []
+    for increment in increments:
+        forward = increment * positions & (1 << 30) - 1
+        for angle in (forward, (1 << 30) - forward):
+            at, rest = angle >> 22, angle & (1 << 22) - 1
+            distance = np.abs(((table[at + 1] - table[at]) * rest & (1 << 22) - 1) - (1 << 21))
+            for index in np.argsort(distance, kind="stable")[:n]:
+                found.append((int(distance[index]), int(positions[index])))
+    return [position for _, position in sorted(found)]
 
 
 @pytest.mark.parametrize("n_parallel", [1, 4])
@@ -23,7 +39,8 @@ def test_all_pairs_at_first_and_last_positions(n_parallel: int) -> None:
     n_words = len(increments) // n_parallel
 
     async def bench(context: Any) -> None:
-        later = [1 << bit for bit in range(4, 16)] + [rnd.randrange(65536) for _ in range(80)]
+        later = [1 << bit for bit in range(4, 16)] + [rnd.randrange(65536) for _ in range(28)]
+        later += near_ties(increments[4:], 4)[:90]
         for pos in (0, 1, 2, 3, 777, 65535, *later):
             context.set(sincos.pos, pos)
             for cycle in range(n_words + SINCOS_CYCLES):
