@@ -7,6 +7,8 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from romsim_models.reference import FloatDecoder
 
 __all__ = ["BASELINE", "DEFAULT_CONFIGS", "KvEvaluation", "KvRow", "evaluate_kv", "kv_eval"]
+
+Scorer = Callable[[Sequence[int]], tuple[list[float], list[int], int]]
+"""From a window's tokens: losses in nats and likeliest tokens from the second on, saturations."""
 
 BASELINE = "fp16"
 """The configuration that changes are counted from: 16-bit words, every token kept."""
@@ -140,6 +145,7 @@ def evaluate_kv(
         If a configuration is none that the chip can have, or nothing is left to score.
     """
     from romsim.comparison import reference_kv
+    from romsim.reference import score_window
 
     if not 1 <= skip < window:
         raise SpecError(f"Tokens to skip must be 1 to {window - 1}, not {skip}")
@@ -158,16 +164,19 @@ def evaluate_kv(
     rows: list[KvRow] = []
     expected: list[int] = []
     for number, (name, kv) in enumerate(zip(names, chosen, strict=True)):
-        decoder.change_kv(reference_kv(kv))
+        score: Scorer = _steps(description, kv, window)
+        if not kv.is_ranked:  # whole windows at once
+            decoder.change_kv(reference_kv(kv))
+            score = partial(score_window, decoder)
         losses: list[float] = []
         likeliest: list[int] = []
         clipped = 0
         for index, part in enumerate(windows):
             report(name, (number + index / len(windows)) / len(names))
-            nll, top = _scored(decoder, part, skip)
-            losses += nll
-            likeliest += top
-            clipped += decoder.saturations
+            nll, top, clips = score(part)
+            losses += nll[skip - 1 :]
+            likeliest += top[skip - 1 :]
+            clipped += clips
         perplexity = math.exp(math.fsum(losses) / len(losses))
         if not rows:
             expected = likeliest
@@ -200,13 +209,33 @@ def evaluate_kv(
     )
 
 
-def _scored(
-    decoder: IntegerDecoder, part: Sequence[int], skip: int
-) -> tuple[list[float], list[int]]:
-    from romsim.reference import score_window
+def _steps(description: Description, kv: KvConfig, context: int) -> Scorer:
+    """Return a scorer that decodes token after token on the cycle model.
 
-    losses, likeliest = score_window(decoder, part)
-    return losses[skip - 1 :], likeliest[skip - 1 :]
+    Its values are the reference's; where what is kept depends on what was attended to, the
+    reference goes token by token too, and is slower.
+    """
+    target, _ = serial_prefill(replace(description.target, kv=kv))
+    manifest = {**description.manifest, "target": target.to_json(), "context": context}
+    chip = Description(description.path, manifest)
+    scale = 2.0**-description.numerics.logit_frac
+
+    def score(tokens: Sequence[int]) -> tuple[list[float], list[int], int]:
+        import numpy as np
+
+        from romsim.cycle import CycleModel
+
+        model = CycleModel(chip)
+        losses: list[float] = []
+        likeliest: list[int] = []
+        for token, target_token in pairwise(tokens):
+            values = model.step(token).logits.astype(np.float64) * scale
+            top = values.max()
+            losses.append(float(top + np.log(np.exp(values - top).sum()) - values[target_token]))
+            likeliest.append(int(values.argmax()))
+        return losses, likeliest, model.saturations
+
+    return score
 
 
 def _sizes(description: Description, kv: KvConfig, context: int) -> dict[str, Any]:

@@ -57,14 +57,14 @@ def evaluate_nll(
 @torch.inference_mode()
 def score_window(
     decoder: IntegerDecoder, tokens: Sequence[int], *, adapter: str | None = None
-) -> tuple[list[float], list[int]]:
+) -> tuple[list[float], list[int], int]:
     """Score every token of a text but the first, the decoder reset before.
 
     Returns
     -------
-    tuple of list
+    tuple
         Negative log-likelihood in nats, and the likeliest token instead (the lowest id among
-        equals), of tokens 1 to the last.
+        equals), of tokens 1 to the last; and the clips to int32.
     """
     decoder.reset()
     logits = decoder.forward(tokens, adapter=adapter, all_logits=True)[:-1]
@@ -78,4 +78,4 @@ def score_window(
         of_target = values.gather(1, chosen[:, None])[:, 0]
         losses.extend((values.logsumexp(dim=1) - of_target).tolist())
         likeliest.extend(int(row.argmax()) for row in values.numpy(force=True))
-    return losses, likeliest
+    return losses, likeliest, decoder.saturations

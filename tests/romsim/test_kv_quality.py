@@ -70,7 +70,7 @@ def test_room_and_rate_are_those_of_a_chip_compiled_so(
 
 def test_a_window_that_holds_everything_costs_nothing(tiny: Description) -> None:
     done = romsim.kv_eval(tiny, n_tokens=48, window=48, skip=8, configs=("h2o,heavy=24,window=24",))
-    assert done.rows[1].perplexity == done.rows[0].perplexity
+    assert done.rows[1].perplexity == pytest.approx(done.rows[0].perplexity, rel=1e-12)
     assert done.rows[1].agreement == 1
 
 
