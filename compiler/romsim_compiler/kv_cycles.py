@@ -1,4 +1,4 @@
-"""Cycles that a KV configuration adds to the plain cache's attention (docs/kv.md, section 7)."""
+"""Cycles that a KV configuration adds to the plain cache's attention; copies (docs/kv.md, 7)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from romsim_compiler.kv import KvConfig
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
-__all__ = ["block_extra", "rope_extra", "step_extra"]
+__all__ = ["block_extra", "copy_cycles", "fork_cycles", "rope_extra", "step_extra"]
 
 _ENCODE = 8  # pipeline fill of a quantiser: minimum and maximum, reciprocal, codes
 _UPDATE = 6  # pipeline fill of the pass that adds attention mass, and of the argmin tree
@@ -99,3 +99,29 @@ def rope_extra(spec: ModelSpec, target: Target) -> int:
     if target.kv.retention != "stream" or not target.kv.sinks:
         return 0
     return _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
+
+
+def copy_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
+    """Return the cycles in which a page's first ``n_tokens`` tokens are copied to another page.
+
+    The copy has the same colour, so that every token stays in its tile. A tile reads a word of the
+    K and of the V bank in one cycle and writes both in the next; a 16-bit element takes two words.
+    """
+    words = _ceil(spec.head_dim, target.attention.word_elems)
+    if target.kv.codec in ("fp16", "kivi"):
+        words *= 2
+    local = _ceil(n_tokens, target.array.n_tiles)
+    return 2 * spec.n_layers * spec.n_kv_heads * words * local
+
+
+def fork_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
+    """Return the cycles in which a sequence of ``n_tokens`` is forked.
+
+    One for each entry of the block table; H2O's attention mass is read and written, slot by slot.
+    """
+    kv = target.kv
+    held = n_tokens if kv.budget is None else min(n_tokens, kv.budget)
+    entries = _ceil(kv.held(n_tokens), kv.block)
+    if kv.retention != "h2o":
+        return entries
+    return entries + 2 * spec.n_layers * spec.n_kv_heads * _ceil(held, target.array.n_tiles)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from romsim.cycle.adapters import AdapterGroup
     from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.kv_rows import PagePool
     from romsim.cycle.kv_store import Note
     from romsim.cycle.workers import Workers
     from romsim_compiler.program import Instruction
@@ -131,6 +132,11 @@ class Datapath:
         if self._kv_unit is not None:
             return SlotState(stores=self._kv_unit.new_stores())
         return SlotState.create(self._spec, self._context)
+
+    @property
+    def pages(self) -> PagePool | None:
+        """Pages of the KV cache, all slots together; ``None`` without a block table."""
+        return self._kv_unit.pool if self._kv_unit is not None else None
 
     def execute(self, instruction: Instruction, flight: Flight) -> int:
         """Execute one instruction for one token; return the number of saturations."""

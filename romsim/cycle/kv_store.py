@@ -15,8 +15,10 @@ from romsim.cycle.kernels_kv_codec import (
     encode_rows,
     encode_words,
 )
+from romsim.cycle.kv_memory import KvMemory
 from romsim.cycle.state import head_blocks
 from romsim.cycle.weights import BLOCK
+from romsim_compiler.kv_sram import stored_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,14 +46,15 @@ class KvStore:
         Where the sequence's slots lie.
     rcp_table
         The numerics page's RCP.
+    memory
+        Of the layer, where other sequences share it; one of its own if ``None``.
 
     Attributes
     ----------
-    seen
-        Keys and values as attention sees them: float64 [n_kv_heads, capacity, width] each, exact
-        integers of frac 16, by row.
-    largest
-        Bound of the values' magnitude.
+    row_map
+        Where slots lie, one for all layers of the sequence.
+    memory
+        Keys and values by row.
     positions
         Of the token in each slot where slots are reused, and of wide tokens where widths differ:
         int64 [n_kv_heads, slots]; -1: none.
@@ -60,24 +63,33 @@ class KvStore:
     """
 
     def __init__(
-        self, spec: ModelSpec, kv: KvConfig, *, row_map: RowMap, rcp_table: NDArray[np.int64]
+        self,
+        spec: ModelSpec,
+        kv: KvConfig,
+        *,
+        row_map: RowMap,
+        rcp_table: NDArray[np.int64],
+        memory: KvMemory | None = None,
     ) -> None:
         self._spec, self.kv = spec, kv
-        self._row_map, self._rcp_table = row_map, rcp_table
+        self.row_map, self._rcp_table = row_map, rcp_table
         self._width = head_blocks(spec.head_dim) * BLOCK
-        shape = (spec.n_kv_heads, 0, self._width)
-        self.seen = [np.zeros(shape), np.zeros(shape)]
+        self.memory = memory or KvMemory(spec.n_kv_heads, self._width)
         n_slots = len(row_map.rows) if kv.is_ranked or kv.retention == "stream" else 0
         self.mass = np.zeros((spec.n_kv_heads, n_slots), np.int64)
         self.positions = np.full((spec.n_kv_heads, n_slots), -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
         self._bits: dict[tuple[int, int], int] = {}
-        self.largest = 0.0
+
+    @property
+    def seen(self) -> list[NDArray[np.float64]]:
+        """Keys and values by row, as `KvMemory` has them."""
+        return self.memory.seen
 
     @property
     def rows(self) -> NDArray[np.int64]:
         """Row of each slot, int64 [n_slots]."""
-        return self._row_map.rows
+        return self.row_map.rows
 
     @property
     def capacity(self) -> int:
@@ -96,20 +108,42 @@ class KvStore:
             self.positions[:] = -1
             self._free[:] = -1
             self._bits.clear()
-            self.largest = 0.0
         slots = self._slots(position)
-        self._grow(int(self._row_map.rows[slots].max()) + 1)
+        for slot in set(slots.tolist()):
+            self.row_map.own(slot)
+        self.memory.grow(int(self.row_map.rows[slots].max()) + 1)
         for side, values in enumerate((k, v)):
             encoded, bits = self._encode(side, values, note)
             for head, slot in enumerate(slots):
-                self.seen[side][head, self._row_map.rows[slot]] = encoded[head]
+                self.seen[side][head, self.row_map.rows[slot]] = encoded[head]
             place = int(slots[0]) if self.kv.retention == "stream" else position
             self._bits[side, place] = bits
-        self.largest = max(self.largest, float(np.abs(encoded).max()))
+        self._bound(encoded)
         if self.mass.size:
             heads = np.arange(len(slots))
             self.mass[heads, slots] = 0
             self.positions[heads, slots] = position
+
+    def prepare(self, position: int) -> None:
+        """Have pages of its own for whatever the step of a token will write.
+
+        Before the step, so that one that finds no page leaves the sequence as it was.
+        """
+        for slot in set(self._slots(position).tolist()):
+            self.row_map.own(slot)
+        for tokens in self._leaving(position):
+            for token in tokens:
+                self.row_map.own(token)
+
+    def _leaving(self, position: int) -> tuple[range, range]:
+        """Return the keys and the values that leave KIVI's windows after the token's attention."""
+        kv = self.kv
+        n = position + 1 - kv.plain_sinks
+        if kv.codec != "kivi" or n <= 0:
+            return range(0), range(0)
+        keys = range(position + 1 - kv.residual, position + 1) if n % kv.residual == 0 else range(0)
+        late = position - kv.residual
+        return keys, range(late, late + 1) if n > kv.residual else range(0)
 
     def _slots(self, position: int) -> NDArray[np.int64]:
         """Return the slot of a new token in each KV head."""
@@ -119,17 +153,11 @@ class KvStore:
         slot = position
         if kv.retention == "stream" and position >= kv.sinks:
             slot = kv.sinks + (position - kv.sinks) % kv.window
-        self._row_map.reach(slot)
+        self.row_map.reach(slot)
         return np.full(n_heads, slot, np.int64)
 
-    def _grow(self, n_rows: int) -> None:
-        before = self.capacity
-        if n_rows > before:
-            for side in (0, 1):
-                n_heads, _, width = self.seen[side].shape
-                grown = np.zeros((n_heads, max(n_rows, 2 * before), width))
-                grown[:, :before] = self.seen[side]
-                self.seen[side] = grown
+    def _bound(self, values: NDArray[np.float64]) -> None:
+        self.memory.largest = max(self.memory.largest, float(np.abs(values).max()))
 
     def _encode(
         self, side: int, values: NDArray[np.int32], note: Note
@@ -171,29 +199,30 @@ class KvStore:
 
     def after_attention(self, position: int, note: Note) -> None:
         """Encode what has left KIVI's windows."""
-        kv, spec = self.kv, self._spec
-        if kv.codec != "kivi":
-            return
-        n = position + 1 - kv.plain_sinks
-        if n > 0 and n % kv.residual == 0:
-            self._encode_keys(position, note)
-        if n > kv.residual:
-            token = position - kv.residual
-            row = self._row_map.rows[token]
-            values = self.seen[1][:, row, : spec.head_dim].astype(np.int64).reshape(-1)
-            flat = np.zeros(len(values))
-            bits = self._affine(values, kv.value_bits, "v.late.", flat, note)
-            self.seen[1][:, row, : spec.head_dim] = flat.reshape(-1, spec.head_dim)
-            self.largest = max(self.largest, float(np.abs(flat).max()))
-            self._bits[1, token] = bits
+        keys, values = self._leaving(position)
+        for token in (*keys, *values):
+            self.row_map.own(token)
+        if keys:
+            self._encode_keys(keys, note)
+        if values:
+            self._encode_value(values[0], note)
 
-    def _encode_keys(self, position: int, note: Note) -> None:
+    def _encode_value(self, token: int, note: Note) -> None:
+        kv, head_dim = self.kv, self._spec.head_dim
+        row = self.row_map.rows[token]
+        values = self.seen[1][:, row, :head_dim].astype(np.int64).reshape(-1)
+        flat = np.zeros(len(values))
+        bits = self._affine(values, kv.value_bits, "v.late.", flat, note)
+        self.seen[1][:, row, :head_dim] = flat.reshape(-1, head_dim)
+        self._bound(flat)
+        self._bits[1, token] = bits
+
+    def _encode_keys(self, tokens: range, note: Note) -> None:
         kv, spec = self.kv, self._spec
-        tokens = range(position + 1 - kv.residual, position + 1)
         shape = (spec.n_kv_heads, kv.residual // kv.group, spec.head_dim)
         codes = np.zeros((spec.n_kv_heads, kv.residual, spec.head_dim), np.uint8)
         scales, zeros = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
-        rows = self._row_map.rows[tokens.start : tokens.stop]
+        rows = self.row_map.rows[tokens.start : tokens.stop]
         encode_channels(
             self.seen[0], rows, kv.group, kv.key_bits, self._rcp_table, codes, scales, zeros
         )
@@ -203,6 +232,22 @@ class KvStore:
         for token in tokens:
             self._bits[0, token] = 0
         self._bits[0, tokens[0]] = bits
+
+    def adopt(self, n_tokens: int) -> None:
+        """Begin with tokens whose words others have written, under a codec per token."""
+        bits = stored_bits(self.kv, self._spec.head_dim, n_tokens)
+        self._bits = {(0, -1): bits * self._spec.n_kv_heads}
+
+    def fork(self, row_map: RowMap) -> KvStore:
+        """Return the cache of a sequence with the same past: pages shared, the rest copied."""
+        other = KvStore(
+            self._spec, self.kv, row_map=row_map, rcp_table=self._rcp_table, memory=self.memory
+        )
+        other.mass[:] = self.mass
+        other.positions[:] = self.positions
+        other._free[:] = self._free
+        other._bits = dict(self._bits)
+        return other
 
     def demote(self, position: int, n_slots: int, note: Note) -> None:
         """Drop or narrow the token of least mass in each KV head, where there is one too many."""
@@ -233,4 +278,4 @@ class KvStore:
                 values, bits, f"{_SIDES[side]}.narrow.", flat, note
             )
             self.seen[side][heads, rows, :dim] = flat.reshape(-1, dim)
-        self.largest = max(self.largest, float(np.abs(flat).max()))
+        self._bound(flat)

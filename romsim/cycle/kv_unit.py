@@ -10,6 +10,7 @@ import numpy as np
 from romsim.cycle.kernels_attention import quantise_heads
 from romsim.cycle.kernels_kv_attention import add_mass, kv_attention
 from romsim.cycle.kernels_vector import rotate, scale_query, sine_cosine
+from romsim.cycle.kv_memory import KvMemory
 from romsim.cycle.kv_rows import PagePool, RowMap
 from romsim.cycle.kv_store import KvStore, Note
 from romsim.cycle.state import TokenBuffers, head_blocks
@@ -53,9 +54,20 @@ class KvUnit:
         self._increments = description.phase_increments.astype(np.int64)
         self._query_scale = description.query_scale
         self._tiles = description.target.array.n_tiles
-        self._page_order = page_order
         self.n_slots = self.kv.held(description.context)
         width = head_blocks(self._spec.head_dim) * BLOCK
+        self.pool: PagePool | None = None
+        self._block = 1 if self.kv.layout == "slotmap" else self.kv.block
+        if self._block:
+            sequences = description.target.schedule.n_slots
+            colours = max(1, self._tiles // self._block)
+            n_pages = -(-self.n_slots // self._block)
+            if sequences > 1:  # each may take as many of every colour
+                n_pages = -(-n_pages // colours) * colours * sequences
+            self.pool = PagePool(n_pages, n_colours=colours, order=page_order)
+        self._memories = [
+            KvMemory(self._spec.n_kv_heads, width) for _ in range(self._spec.n_layers)
+        ]
         n_heads = self._spec.n_heads
         self._queries = np.zeros((2, n_heads, width))
         self._q_shifts = np.zeros((2, n_heads, width // BLOCK), np.int64)
@@ -66,20 +78,19 @@ class KvUnit:
         self._totals = np.zeros(n_heads * width)
 
     def new_stores(self) -> tuple[KvStore, ...]:
-        """Return the empty caches of a sequence, one a layer, in rows of their own pool."""
-        kv, block = self.kv, self.kv.block
-        if kv.layout == "slotmap":
-            block = 1
-        pool = None
-        if block:
-            colours = max(1, self._tiles // block)
-            n_pages = -(-self.n_slots // block)
-            pool = PagePool(n_pages, n_colours=colours, order=self._page_order)
-        row_map = RowMap(self.n_slots, block=block, pool=pool)
+        """Return the empty caches of a sequence, one a layer; pages are of the chip's pool."""
+        row_map = RowMap(self.n_slots, block=self._block, pool=self.pool, copy=self._copy_rows)
+        memories: Sequence[KvMemory | None] = self._memories
+        if self.pool is None:  # rows are the sequence's own
+            memories = [None] * self._spec.n_layers
         return tuple(
-            KvStore(self._spec, kv, row_map=row_map, rcp_table=self._tables["RCP"])
-            for _ in range(self._spec.n_layers)
+            KvStore(self._spec, self.kv, row_map=row_map, rcp_table=self._tables["RCP"], memory=one)
+            for one in memories
         )
+
+    def _copy_rows(self, source: int, target: int, n_rows: int) -> None:
+        for memory in self._memories:
+            memory.copy(source, target, n_rows)
 
     @property
     def has_sink_query(self) -> bool:
@@ -110,7 +121,7 @@ class KvUnit:
             self._queries[1] = self._sink_codes
             self._q_shifts[1] = self._sink_shifts
         rows = store.rows
-        is_small = store.largest * 2.0**15 * min(attn_block, n_slots) < 2.0**53
+        is_small = store.memory.largest * 2.0**15 * min(attn_block, n_slots) < 2.0**53
         arguments: tuple[Any, ...] = (
             self._queries.reshape(-1),
             self._q_shifts.reshape(-1),

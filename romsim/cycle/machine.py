@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim.cycle.chip import CompiledChip
+    from romsim.cycle.kv_rows import PagePool
     from romsim.cycle.trace import BeatTimes, SramWrite
     from romsim_compiler.program import Program
     from romsim_compiler.target import Target
@@ -48,7 +49,7 @@ class StepResult:
     next_token
         The lowest id among the largest logits.
     cycles
-        Cycles of the token, host hand-over included.
+        Cycles of the token, host hand-over and copies of shared pages included.
     position
         Where the token stands, 0 for the first.
     timeline
@@ -159,9 +160,24 @@ class CycleModel:
         """Return the number of tokens that the slot's sequence has."""
         return self._slot(slot).position
 
+    @property
+    def pages(self) -> PagePool | None:
+        """Pages of the KV cache, all slots together; ``None`` without a block table."""
+        return self._datapath.pages
+
     def reset(self, slot: int = 0) -> None:
         """Start a new sequence in a slot; as on the chip, SRAM keeps what it holds."""
-        self._slot(slot).position = 0
+        self._slot(slot).restart()
+
+    def state(self, slot: int = 0) -> SlotState:
+        """Return what the chip holds of a slot's sequence."""
+        return self._slot(slot)
+
+    def fork(self, source: int, slot: int) -> None:
+        """Begin in ``slot`` a sequence with the past of that in ``source``, sharing its pages."""
+        forked = self._slot(source).fork()
+        self.reset(slot)
+        self._slots[slot] = forked
 
     def check_run(self, prompt_tokens: int, new_tokens: int, *, slot: int = 0) -> None:
         """Refuse a run that would pass the context, before it starts.
@@ -210,7 +226,7 @@ class CycleModel:
         return StepResult(
             logits=logits,
             next_token=int(np.argmax(logits)),  # the first, hence the lowest id
-            cycles=timeline.cycles,
+            cycles=timeline.cycles + timeline.copy_cycles,
             position=position,
             timeline=timeline.events,
         )
@@ -244,7 +260,7 @@ class CycleModel:
         return PrefillResult(
             logits=logits,
             next_token=int(np.argmax(logits)),
-            cycles=sum(chunk.cycles for chunk in chunks),
+            cycles=sum(chunk.cycles + chunk.copy_cycles for chunk in chunks),
             position=self._slot(slot).position - 1,
             chunks=tuple(chunks),
         )
@@ -271,6 +287,8 @@ class CycleModel:
         ]
         ranks = {name: group.ranks for name, group in groups.items()}
         timeline = self._timekeeper.time(program, state.position, ranks)
+        n_copied = len(self.pages.copied) if self.pages is not None else 0
+        state.prepare(len(tokens))
         execute = self._datapath.execute
         clipped = 0
         for instruction, issue, idle in timeline.events:
@@ -280,7 +298,9 @@ class CycleModel:
                 self._tracer.after(instruction, flight, self._datapath, slot, issue, idle)
         self.saturations += clipped
         state.position += len(tokens)
-        return timeline
+        if self.pages is None:
+            return timeline
+        return self._timekeeper.with_copies(timeline, self.pages.copied[n_copied:])
 
     def _slot(self, slot: int) -> SlotState:
         n_slots = self.description.target.schedule.n_slots

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from romsim.cycle.weights import BLOCK, MatrixInput
+from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from romsim.cycle.kv_store import KvStore
@@ -60,6 +62,49 @@ class SlotState:
     position: int = 0
     layers: tuple[KvCache, ...] = field(default=())
     stores: tuple[KvStore, ...] = field(default=())
+
+    def restart(self) -> None:
+        """Begin a new sequence: pages go back, SRAM keeps what it holds."""
+        self.position = 0
+        if self.stores:
+            self.stores[0].row_map.release()
+
+    def prepare(self, n_tokens: int) -> None:
+        """Have pages of its own for whatever the next tokens will write."""
+        for position in range(self.position, self.position + n_tokens):
+            for store in self.stores:
+                store.prepare(position)
+
+    def fork(self) -> SlotState:
+        """Return a sequence with the same past, whose pages are shared until one is written.
+
+        Raises
+        ------
+        SpecError
+            If the cache has no pages, or its codec writes where attention says.
+        """
+        if not self.stores:
+            raise SpecError(
+                "Sequence to be forked must lie in pages, not in the plain cache; compile with "
+                "--kv int8,layout=paged"
+            )
+        if self.stores[0].kv.codec == "tiered":
+            raise SpecError(
+                "Codec of a sequence to be forked must not be 'tiered', which encodes tokens of "
+                "shared pages anew as attention ranks them; compile with another codec"
+            )
+        row_map = self.stores[0].row_map.fork()
+        return SlotState(
+            position=self.position, stores=tuple(store.fork(row_map) for store in self.stores)
+        )
+
+    def adopt(self, pages: Sequence[int], n_tokens: int) -> None:
+        """Begin a new sequence with a prefix of ``n_tokens`` that others hold."""
+        self.restart()
+        self.stores[0].row_map.adopt(pages, n_tokens)
+        for store in self.stores:
+            store.adopt(n_tokens)
+        self.position = n_tokens
 
     @classmethod
     def create(cls, spec: ModelSpec, context: int) -> SlotState:

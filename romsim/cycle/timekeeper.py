@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
 from romsim_compiler.issue import issue_times
+from romsim_compiler.kv_cycles import copy_cycles
 
 if TYPE_CHECKING:
     from romsim.cycle.chip import CompiledChip
@@ -31,10 +32,13 @@ class Timeline:
         Every instruction in issue order.
     cycles
         From cycle 0 until the next program may start.
+    copy_cycles
+        Of shared pages, copied before cycle 0.
     """
 
     events: tuple[Event, ...]
     cycles: int
+    copy_cycles: int = 0
 
 
 class Timekeeper:
@@ -71,6 +75,13 @@ class Timekeeper:
         )
         end = max(idle for _, idle in times)
         return Timeline(events=events, cycles=end + self._target.latency.token)
+
+    def with_copies(self, timeline: Timeline, copied: Sequence[int]) -> Timeline:
+        """Return the times of a program before which pages were copied, tokens of each given."""
+        if not copied:
+            return timeline
+        cycles = sum(copy_cycles(n, spec=self._spec, target=self._target) for n in copied)
+        return replace(timeline, copy_cycles=cycles)
 
     def _attention_cycles(self, position: int) -> int:
         if position not in self._attention:

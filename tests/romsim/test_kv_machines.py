@@ -121,7 +121,7 @@ def test_values_beyond_float64s_integers_are_summed_in_words(tiny: Description) 
         model = CycleModel(chip, threads=1, record=values)
         for token in tokens:
             for store in model._slot(0).stores:
-                store.largest = max(store.largest, bound)
+                store.memory.largest = max(store.memory.largest, bound)
             model.step(token)
         seen.append(values)
     assert seen[0].values.keys() == seen[1].values.keys()
