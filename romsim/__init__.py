@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         perplexity,
     )
     from romsim.kv_quality import kv_eval
+    from romsim.kv_room import kv_capacity
     from romsim.logic_rom_area import logic_rom
     from romsim.verification import verify
 
@@ -20,6 +21,7 @@ __all__ = [
     "build_report",
     "compare",
     "compile",
+    "kv_capacity",
     "kv_eval",
     "load",
     "logic_rom",
@@ -29,6 +31,7 @@ __all__ = [
 
 # All others: romsim.api
 _MODULES = {
+    "kv_capacity": "romsim.kv_room",
     "kv_eval": "romsim.kv_quality",
     "logic_rom": "romsim.logic_rom_area",
     "verify": "romsim.verification",

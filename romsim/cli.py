@@ -33,6 +33,7 @@ _COMMANDS = {
     "mutate": ("romsim.commands.mutate", "inject faults; how many does verification find?"),
     "report": ("romsim.commands.report", "area, speed, energy, memory: page, tables, pictures"),
     "perplexity": ("romsim.commands.perplexity", "measure what arithmetic and formats cost"),
+    "kv-capacity": ("romsim.commands.kv_capacity", "room and tokens/s of KV-cache configurations"),
     "kv-eval": ("romsim.commands.kv_eval", "perplexity and room of KV-cache configurations"),
     "compare": ("romsim.commands.compare", "the chip against GPUs: rates, joules, area, cost"),
     "published": ("romsim.commands.published", "published chips beside ours, with what was fitted"),

@@ -212,6 +212,9 @@ def test_errors(tiny: Description) -> None:
          "Codec of cached prefixes must encode each token by itself, not be 'kivi', which encodes "
          "the last 8 tokens of a prefix when the sequence goes on; compile with --kv codec=int4, "
          "or fork a sequence instead"),
+        ("kvc-q,heavy=4,window=3,key_bits=4,layout=paged,block=4",
+         "Codec of cached prefixes must encode each token by itself, not be 'tiered', whose narrow "
+         "tokens depend on what followed; compile with --kv codec=int4"),
         ("h2o,heavy=5,window=4,layout=paged,block=2",
          "Retention of cached prefixes must be 'all', not 'h2o': which tokens are left depends on "
          "what followed; fork a sequence instead"),
@@ -230,3 +233,17 @@ def test_errors(tiny: Description) -> None:
         ),
     ):
         CycleModel(tiny, threads=1).fork(0, 0)
+    tiered = SequencePool(
+        CycleModel(
+            with_slots(tiny, "kvc-q,heavy=4,window=3,key_bits=4,layout=paged,block=4", 2), threads=1
+        )
+    )
+    only, _ = tiered.start(text(5))
+    with pytest.raises(
+        SpecError,
+        match=sentence(
+            "Codec of a sequence to be forked must not be 'tiered', which encodes tokens of shared "
+            "pages anew as attention ranks them; compile with another codec"
+        ),
+    ):
+        tiered.fork(only)
