@@ -181,7 +181,7 @@ def test_refusals(capsys: Capture) -> None:
         ),
     ):
         with pytest.raises(SpecError, match=f"^{re.escape(told)}$"):
-            romsim.kv_capacity(**options)  # type: ignore[arg-type]
+            romsim.kv_capacity(**options)
     done = run_command(capsys, "kv-capacity", "--contexts", "a")
     assert (done.code, done.err) == (
         2,
