@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from romsim.reference import IntegerDecoder
     from romsim_models.reference import FloatDecoder
 
-__all__ = ["BASELINE", "DEFAULT_CONFIGS", "KvEvaluation", "KvRow", "evaluate_kv", "kv_eval"]
+__all__ = [
+    "BASELINE",
+    "DEFAULT_CONFIGS",
+    "KvEvaluation",
+    "KvRow",
+    "evaluate_kv",
+    "kv_eval",
+    "with_kv",
+]
 
 Scorer = Callable[[Sequence[int]], tuple[list[float], list[int], int]]
 """From a window's tokens: losses in nats and likeliest tokens from the second on, saturations."""
@@ -209,15 +217,24 @@ def evaluate_kv(
     )
 
 
+def with_kv(description: Description, kv: KvConfig, *, context: int) -> Description:
+    """Return a chip with another KV cache and context, for running alone.
+
+    Nothing is compiled anew: weights and programs are the description's own. Whether the cache fits
+    its SRAM is not asked.
+    """
+    target, _ = serial_prefill(replace(description.target, kv=kv))
+    manifest = {**description.manifest, "target": target.to_json(), "context": context}
+    return Description(description.path, manifest)
+
+
 def _steps(description: Description, kv: KvConfig, context: int) -> Scorer:
     """Return a scorer that decodes token after token on the cycle model.
 
     Its values are the reference's; where what is kept depends on what was attended to, the
     reference goes token by token too, and is slower.
     """
-    target, _ = serial_prefill(replace(description.target, kv=kv))
-    manifest = {**description.manifest, "target": target.to_json(), "context": context}
-    chip = Description(description.path, manifest)
+    chip = with_kv(description, kv, context=context)
     scale = 2.0**-description.numerics.logit_frac
 
     def score(tokens: Sequence[int]) -> tuple[list[float], list[int], int]:

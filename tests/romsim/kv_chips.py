@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from romsim import kv_quality
 from romsim.cycle import CycleModel
 from romsim.cycle.kv_rows import PagePool, RowMap
 from romsim.cycle.kv_store import KvStore
 from romsim_compiler.description import Description
 from romsim_compiler.kv import KvConfig, parse_kv
-from romsim_compiler.pipeline import serial_prefill
 from romsim_compiler.tables import tables
 from romsim_models.shapes import TINY
 from romsim_models.spec import ModelSpec
@@ -38,9 +38,7 @@ CONFIGS = (
 
 def with_kv(chip: Description, kv: str, *, context: int = 96) -> Description:
     """The same chip with another KV cache, without compiling anew."""
-    target, _ = serial_prefill(replace(chip.target, kv=parse_kv(kv)))
-    manifest = {**chip.manifest, "target": target.to_json(), "context": context}
-    return Description(chip.path, manifest)
+    return kv_quality.with_kv(chip, parse_kv(kv), context=context)
 
 
 @dataclass
