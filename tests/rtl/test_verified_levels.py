@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 from collections import Counter
@@ -115,8 +116,8 @@ def fst_facts(data: bytes) -> tuple[int, int, set[str]]:
         if data[at] == 6:  # LZ4, of literals alone: a token, lengths, bytes
             (plain,) = struct.unpack_from(">Q", data, at + 9)
             block = data[at + 17 : at + 1 + size]
-            names = {text.decode("latin1") for text in block[len(block) - plain :].split(b"\0")}
-            names = {text.lstrip("".join(map(chr, range(32)))) for text in names}
+            words = re.findall(rb"[A-Za-z_]\w+", block[len(block) - plain :])
+            names = {word.decode() for word in words}
         at += 1 + size
     assert at == len(data)
     return begin, end, names
