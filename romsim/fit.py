@@ -63,6 +63,7 @@ def _sized(
     adapters
         Rank of each matrix by canonical name, for each adapter to leave room for.
     """
+    context = max(context, template.kv.slots or 0)  # a policy's slots must all be there
     for n_tiles in _halvings(template.array.n_tiles):
         tiled = replace(template, array=replace(template.array, n_tiles=n_tiles))
         if not page_meets_tiles(template.kv, n_tiles):

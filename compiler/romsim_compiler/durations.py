@@ -20,6 +20,9 @@ __all__ = [
 ]
 
 
+_FOREVER = 1 << 40  # tokens after which no window holds a block's
+
+
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -118,7 +121,7 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
     token count inside a block.
     """
     if not target.kv.is_default:
-        return [_kv_attention(position + 1, spec=spec, target=target) for position in positions]
+        return _kv_attention(positions, spec=spec, target=target)
     size = target.attention.attn_block
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
     fixed = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
@@ -139,20 +142,36 @@ def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list
     return result
 
 
-def _kv_attention(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
-    """Return the duration of ``attn`` for the newest of ``n_tokens``, any KV configuration."""
-    size = target.attention.attn_block
-    held = target.kv.held(n_tokens)
-    n_blocks = _ceil(held, size)
+def _kv_attention(positions: Any, *, spec: ModelSpec, target: Target) -> list[int]:
+    """Return the duration of ``attn`` at each position under any KV configuration.
+
+    What a whole block takes does not change once its tokens are older than KIVI's windows, so only
+    the newest blocks are evaluated for each position.
+    """
+    kv, size = target.kv, target.attention.attn_block
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
-    total = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
-    total += merge * (n_blocks.bit_count() - 1)
-    total += sum(step_extra(n_tokens, spec=spec, target=target))
-    for index in range(n_blocks):
-        last = min(held, (index + 1) * size)
-        total += block_cycles(index, last - index * size, spec=spec, target=target)
-        total += sum(block_extra(index, last, n_tokens, spec=spec, target=target))
-    return total
+    fixed = target.latency.attn + target.network.broadcast_cycles + target.network.collect_cycles
+
+    def block(index: int, last: int, n_tokens: int) -> int:
+        plain = block_cycles(index, last - index * size, spec=spec, target=target)
+        return plain + sum(block_extra(index, last, n_tokens, spec=spec, target=target))
+
+    settled = [0]  # cycles of blocks 0 … j-1, all of them whole and old
+    result = []
+    for position in positions:
+        n_tokens = position + 1
+        held = kv.held(n_tokens)
+        n_blocks = _ceil(held, size)
+        newest = min(n_blocks - 1, max(0, held - 2 * kv.residual) // size)
+        while len(settled) <= newest:
+            index = len(settled) - 1
+            settled.append(settled[-1] + block(index, (index + 1) * size, _FOREVER))
+        total = fixed + settled[newest] + merge * (n_blocks.bit_count() - 1)
+        total += sum(step_extra(n_tokens, spec=spec, target=target))
+        for index in range(newest, n_blocks):
+            total += block(index, min(held, (index + 1) * size), n_tokens)
+        result.append(total)
+    return result
 
 
 def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import romsim
 from romsim.comparison import compare_values, make_reference
 from romsim.cycle import CycleModel
 from romsim_compiler.description import Description
@@ -177,3 +179,21 @@ def test_rtl_refuses_what_it_has_no_hardware_for(tiny: Description) -> None:
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         Top(description=chip)
+
+
+def test_a_fitted_chip_has_room_for_every_slot(tmp_path: Path) -> None:
+    """Also where its sequences are shorter than the window."""
+    chip = romsim.compile(
+        "tiny-int4",
+        tmp_path / "chip",
+        target="small",
+        fit=True,
+        context=8,
+        kv="streaming-llm,window=60",
+    )
+    assert (chip.context, chip.target.schedule.n_inflight) == (8, 1)
+    assert chip.manifest["kv"]["config"]["window"] == 60
+    assert chip.manifest["kv"]["slots"] == 8
+    tile = chip.target.attention.sram_kib * 1024 * chip.target.array.n_tiles
+    assert tile >= 64 * 2 * 2 * 2 * 32 * 2  # slots, layers, KV heads, sides, elements, bytes
+    assert any("prompts run one token at a time" in n for n in chip.manifest["model"]["notes"])

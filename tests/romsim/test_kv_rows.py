@@ -21,9 +21,10 @@ from romsim.kv_check import kv_models
 from romsim.kv_formulas import kv_bytes
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
-from romsim_compiler.durations import attention_cycles
+from romsim_compiler.durations import attention_cycles, block_cycles
 from romsim_compiler.formats import parse_format
 from romsim_compiler.kv import parse_kv
+from romsim_compiler.kv_cycles import block_extra, step_extra
 from romsim_compiler.kv_sram import MASS_BITS, element_bits, sequence_bits, stored_bits, table_bits
 from romsim_compiler.memory_map import max_context
 from romsim_compiler.tables import tables
@@ -463,3 +464,26 @@ def test_cycles_of_a_token_sum_up_by_resource(kv: str) -> None:
         if point.target.kv.retention == "all":
             more = profile.cycles - plain.decode_cycles([context - 1])[0]
             assert (more > 0) == (kv != "int4")
+
+
+@pytest.mark.parametrize(
+    "kv", ["vllm", "kivi-2bit-sinks,residual=64", "kvc-q", "h2o,heavy=40,window=30"]
+)
+def test_blocks_that_settled_are_those_evaluated_one_by_one(kv: str) -> None:
+    spec, target = SHAPES["smollm2"], replace(load_target("rtl-1k"), kv=parse_kv(kv))
+    size = target.attention.attn_block
+    positions = [0, 31, 63, 64, 100, 127, 128, 200, 255, 256, 257, 600]
+    found = attention_cycles(positions, spec=spec, target=target)
+    assert found == [attention_cycles([p], spec=spec, target=target)[0] for p in positions]
+    merge = -(-spec.n_heads * spec.head_dim // target.vector.n_lanes)
+    hop = target.network.broadcast_cycles + target.network.collect_cycles
+    for position, cycles in zip(positions, found, strict=True):
+        n, held = position + 1, target.kv.held(position + 1)
+        n_blocks = -(-held // size)
+        expected = target.latency.attn + hop + merge * (n_blocks.bit_count() - 1)
+        expected += sum(step_extra(n, spec=spec, target=target))
+        for j in range(n_blocks):
+            last = min(held, (j + 1) * size)
+            expected += block_cycles(j, last - j * size, spec=spec, target=target)
+            expected += sum(block_extra(j, last, n, spec=spec, target=target))
+        assert cycles == expected, position
