@@ -8,6 +8,8 @@ random bits of the same shape that was synthesised the same way, since sharing a
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from romsim_rtl.model_banks import (
     digit_bits,
     stored_columns,
 )
+from romsim_rtl.path_depth import path_depth_fo4
 
 __all__ = ["logic_rom"]
 
@@ -99,6 +102,7 @@ def logic_rom(
         work.check_encodings()
     work.draw(sample)
     work.run()
+    depth = work.depth_fo4()
     return LogicRomReport(
         description=description.name,
         technology=technology.name,
@@ -107,6 +111,9 @@ def logic_rom(
         matrices=tuple(work.matrix(name) for name in work.places),
         joining_um2=work.joining_um2(),
         utilisation=technology["logic.utilisation"].range,
+        depth_fo4=depth,
+        period_ps=technology.clock_period_ps(depth),
+        clock_mhz=description.target.clock_mhz,
         fit=work.fit(),
         encodings=tuple(work.encoding(e) for e in work.encodings),
     )
@@ -185,6 +192,11 @@ class _Work:
             list(tasks.values()), self._library, jobs=self._jobs, progress=self._progress
         )
         self._areas = {key: bank.area_um2 for key, bank in zip(tasks, banks, strict=True)}
+        self._depth = max(
+            path_depth_fo4(bank.netlist, self._library)
+            for (what, _), bank in zip(tasks, banks, strict=True)
+            if what == ""
+        )
 
     def _columns(self, name: str) -> NDArray[np.int64]:
         return stored_columns(self._description.groups[name], self._array)
@@ -275,6 +287,13 @@ class _Work:
         if zero_code == 0:  # lanes without a weight hold code 0
             n_zero -= n_codes - n_weights
         return zero_bits, n_zero / n_weights
+
+    def depth_fo4(self) -> float:
+        """Return the slowest drawn bank's depth, and that of the gates that join a cell's banks."""
+        cells = Counter((p.tile, p.cell) for places in self.places.values() for p in places)
+        n_banks = max(cells.values())
+        # the block's select and a tree of two-input ORs, each driving one like it: (1 + 2 + 2) / 5
+        return self._depth + (1 + math.ceil(math.log2(n_banks)) if n_banks > 1 else 0)
 
     def joining_um2(self) -> float:
         """Return the gates that join the banks of each cell.

@@ -70,7 +70,11 @@ class EncodingArea:
 
 @dataclass(frozen=True, kw_only=True)
 class LogicRomReport:
-    """Logic ROM of a whole description."""
+    """Logic ROM of a whole description.
+
+    ``depth_fo4`` is the slowest sampled bank's, the gates that join banks included, and ``period_ps``
+    the shortest period with it between two registers; ``clock_mhz`` is the target's clock.
+    """
 
     description: str
     technology: str
@@ -79,6 +83,9 @@ class LogicRomReport:
     matrices: tuple[MatrixArea, ...]
     joining_um2: float
     utilisation: Range
+    depth_fo4: float
+    period_ps: Range
+    clock_mhz: float
     fit: AreaFit | None
     encodings: tuple[EncodingArea, ...]
 
@@ -128,6 +135,11 @@ class LogicRomReport:
         return sum(m.dense for m in self.matrices)
 
     @property
+    def meets_clock(self) -> bool:
+        """Whether the word is there within the target's clock, by the middle period."""
+        return self.period_ps.mid <= 1e6 / self.clock_mhz
+
+    @property
     def mib_per_mm2(self) -> float:
         """Density of the banks' cells in MiB per mm2."""
         return self.n_bits / _MEBIBYTE / (self.area.total * 1e-6)
@@ -160,6 +172,12 @@ class LogicRomReport:
             "baseline": {
                 "dense_um2": self.dense_um2,
                 "dense_over_model": self.dense_um2 / self.area.total,
+            },
+            "clock": {
+                "depth_fo4": self.depth_fo4,
+                "period_ps": asdict(self.period_ps),
+                "target_mhz": self.clock_mhz,
+                "is_met": self.meets_clock,
             },
             "fit": None if self.fit is None else self.fit.to_json(),
             "encodings": [e.to_json() for e in self.encodings],

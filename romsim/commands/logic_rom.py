@@ -77,6 +77,12 @@ def command(
         f"  baseline  random bits, same banks and style: {report.dense_um2:,.0f} um2, "
         f"{report.dense_um2 / area.total:.2f} times as much"
     )
+    period = report.period_ps
+    say(
+        f"  clock     {report.depth_fo4:.1f} FO4 from address to word, {period.mid:.0f} ps "
+        f"({period.low:.0f} to {period.high:.0f}): {report.clock_mhz:g} MHz "
+        f"{'is' if report.meets_clock else 'IS NOT'} reached"
+    )
     if report.fit is not None:
         fit = report.fit
         say(

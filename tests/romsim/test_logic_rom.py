@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_report_of_a_ternary_model(ternary: Description) -> None:
     assert report.placed_mm2.mid == pytest.approx(report.cell_area_um2 * 1e-6 / 0.75)
     assert report.fit is not None
     assert report.fit.zero_bits < 0
+    assert 10 < report.depth_fo4 < 40
+    assert report.period_ps.mid == pytest.approx((report.depth_fo4 * 1.5 + 4) * 18.3)
+    assert report.meets_clock
+    fast = replace(report, clock_mhz=1.01e6 / report.period_ps.mid)
+    assert not fast.meets_clock
     again = romsim.logic_rom(ternary.path, sample=2)
     assert again.to_json() == report.to_json()
 
