@@ -72,8 +72,8 @@ class EncodingArea:
 class LogicRomReport:
     """Logic ROM of a whole description.
 
-    ``depth_fo4`` is the slowest sampled bank's, the gates that join banks included; ``period_ps`` the
-    shortest period with it between two registers; ``clock_mhz`` the target's clock.
+    ``depth_fo4`` is the slowest sampled bank's, the gates that join banks included; ``period_ps``
+    the shortest period with it between two registers; ``clock_mhz`` the target's clock.
     """
 
     description: str
