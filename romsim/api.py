@@ -129,11 +129,11 @@ def compile(
 
 
 def _meant_for(model: str | Path, chip: Target) -> list[str]:
-    """Return the rule for the weights of a built-in random model, by the format it is meant for."""
+    """Return the rule for the weights of a built-in model, by the format it is meant for."""
     from romsim_models.registry import named_models
 
     known = named_models().get(str(model))
-    wanted = None if known is None or known.kind != "synthetic" else known.weight_format
+    wanted = None if known is None else known.weight_format
     if wanted is None or (wanted == "ternary" and chip.array.encoding != "ternary"):
         return []
     suffix = "" if wanted == "ternary" else f"g{max(32, chip.array.scale_group)}"

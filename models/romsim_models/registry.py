@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from romsim_models.errors import FormatError, SpecError
-from romsim_models.shapes import SHAPES, TINY
+from romsim_models.shapes import SHAPES, STORIES, TINY
 from romsim_models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ class PackagedFile:
     Parameters
     ----------
     requirement
-        The package, with its version.
+        The package, with its version; ``None`` for this one, whose file needs no download.
     member
-        Path of the file inside the wheel.
+        Path of the file inside the wheel, or inside this package.
     sha256
         Digest of the file, hexadecimal.
     size_bytes
         Length of the file.
     """
 
-    requirement: str
+    requirement: str | None
     member: str
     sha256: str
     size_bytes: int
@@ -69,7 +69,7 @@ class NamedModel:
     summary
         One line for a list.
     weight_format
-        Format into which random weights are meant to be quantised, or ``None``.
+        Format into which the weights are meant to be quantised, where it is not the file's own.
     file
         Where the weights come from, for kind ``"file"``.
     """
@@ -95,6 +95,41 @@ _SMOLLM2 = PackagedFile(
 )
 
 
+# Trained by the scripts in models/training, which see.
+_STORIES = {
+    "stories-ternary": (
+        None,
+        "trained ternary story model, TQ2_0 with one scale per matrix",
+        PackagedFile(
+            requirement=None,
+            member="data/stories-ternary.gguf",
+            sha256="5aa1204231306f7d28cf11cbe76aa7981724f8bcb16d8d64289ab5a8b28c48a1",
+            size_bytes=616_576,
+        ),
+    ),
+    "stories-int4": (
+        None,
+        "its float twin in 4 bits, Q4_1 rounded after training",
+        PackagedFile(
+            requirement=None,
+            member="data/stories-int4.gguf",
+            sha256="2794b30d804094e26bdf286a0ecc67404afee86c919e36606c84086137cb7b65",
+            size_bytes=1_049_728,
+        ),
+    ),
+    "stories-int2": (
+        "int2",
+        "its float twin trained on with 2-bit groups of 32, in Q4_1",
+        PackagedFile(
+            requirement=None,
+            member="data/stories-int2.gguf",
+            sha256="99da5b304e452c706573e8c7f8dd7838bff60e93e4c8968a6f17ea19926da9e1",
+            size_bytes=1_049_728,
+        ),
+    ),
+}
+
+
 def named_models() -> dict[str, NamedModel]:
     """All models that `open_model` knows by name, in the order in which to list them."""
     models = [
@@ -105,6 +140,11 @@ def named_models() -> dict[str, NamedModel]:
             file=_SMOLLM2,
         )
     ]
+    for name, (meant_for, summary, file) in _STORIES.items():
+        spec = STORIES[name]
+        models.append(
+            NamedModel(spec=spec, kind="file", summary=summary, weight_format=meant_for, file=file)
+        )
     for name, weight_format in (
         ("tiny-int4", "int4"),
         ("tiny-int2", "int2"),
@@ -149,16 +189,16 @@ def find(name: str) -> Path:
     """
     model = _named(name)
     file = _packaged_file(model)
-    path = _cached_path(model, file)
+    path = _path_of(model, file)
+    is_own = file.requirement is None
+    get = "install romsim again" if is_own else f"run 'romsim models get {name}'"
     if not path.is_file():
-        raise FormatError(
-            f"model file {path} must be present, not missing; run 'romsim models get {name}'"
-        )
+        raise FormatError(f"model file {path} must be present, not missing; {get}")
     found = _digest(path)
     if found != file.sha256:
         raise FormatError(
-            f"SHA-256 of model file {path} must be {file.sha256}, not {found!r}; delete the file "
-            f"and run 'romsim models get {name}'"
+            f"SHA-256 of model file {path} must be {file.sha256}, not {found!r}; "
+            f"{get if is_own else f'delete the file and {get}'}"
         )
     return path
 
@@ -177,12 +217,14 @@ def fetch(name: str) -> Path:
     """
     model = _named(name)
     file = _packaged_file(model)
-    path = _cached_path(model, file)
+    if file.requirement is None:
+        return find(name)
+    path = _path_of(model, file)
     if path.is_file() and _digest(path) == file.sha256:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch_into(path, file)
+        _fetch_into(path, file, file.requirement)
     except OSError as error:
         raise FormatError(
             f"cache folder {path.parent} must be writable and have room, not "
@@ -196,10 +238,10 @@ def fetch(name: str) -> Path:
     return path
 
 
-def _fetch_into(path: Path, file: PackagedFile) -> None:
+def _fetch_into(path: Path, file: PackagedFile, requirement: str) -> None:
     """Put the file that is in a package at ``path``, whole or not at all."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        wheel = _download(file.requirement, Path(folder))
+        wheel = _download(requirement, Path(folder))
         extracted = Path(folder) / "model"
         with zipfile.ZipFile(wheel) as archive:
             if file.member not in archive.namelist():
@@ -297,7 +339,9 @@ def _packaged_file(model: NamedModel) -> PackagedFile:
     return model.file
 
 
-def _cached_path(model: NamedModel, file: PackagedFile) -> Path:
+def _path_of(model: NamedModel, file: PackagedFile) -> Path:
+    if file.requirement is None:
+        return Path(__file__).parent / file.member
     return cache_directory() / "models" / model.name / Path(file.member).name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from romsim_models.spec import ModelSpec, RopeScaling
 
-__all__ = ["SHAPES", "TINY"]
+__all__ = ["SHAPES", "STORIES", "TINY"]
 
 _LLAMA_3_2_SCALING = RopeScaling(
     factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
@@ -79,5 +79,16 @@ _TINY = (
     ),
 )  # fmt: skip
 
+# The models that the scripts in models/training make: columns are multiples of 256, as TQ2_0 asks.
+_STORIES = tuple(
+    ModelSpec(
+        name=name, arch="llama", dim=256, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=64,
+        hidden_dim=512, vocab_size=1024, norm_eps=1e-5, rope_theta=10000.0, max_seq_len=512,
+        tie_embeddings=True, eos_ids=(0,),
+    )
+    for name in ("stories-ternary", "stories-int4", "stories-int2")
+)  # fmt: skip
+
 SHAPES: dict[str, ModelSpec] = {spec.name: spec for spec in _SHAPES}
+STORIES: dict[str, ModelSpec] = {spec.name: spec for spec in _STORIES}
 TINY: dict[str, ModelSpec] = {spec.name: spec for spec in _TINY}

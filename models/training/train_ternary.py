@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import lzma
 import math
 import random
 import re
@@ -46,7 +47,10 @@ def read_stories(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]
     """Stories to train on and held-out ones: cut at the last whole sentence, loops left out."""
     stories = []
     for path in paths:
-        for raw in path.read_text("utf-8").split(f"{SEPARATOR}\n"):
+        opened = lzma.open if path.suffix == ".xz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            text = file.read()
+        for raw in text.split(f"{SEPARATOR}\n"):
             end = max(raw.rfind(mark) for mark in (".", "!", "?"))
             story = re.sub(r"\s*\n\s*", "\n", raw[: end + 1].strip())
             words = story.lower().split()
@@ -269,7 +273,7 @@ def _main() -> None:
     path = folder / "tokenizer.json"
     if options.kind == "tokenizer":
         train_tokenizer(stories).save(str(path))
-        (folder / "held_out.txt").write_text("".join(f"{s}\n{SEPARATOR}\n" for s in held_out))
+        (folder / "held_out.txt").write_text("".join(f"{s}{END}" for s in held_out), "utf-8")
         return
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     encoded = [

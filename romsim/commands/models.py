@@ -28,7 +28,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         )
         return
     for name, model in models.items():
-        say(f"{name:14} {model.kind:10} {model.summary}")
+        say(f"{name:16} {model.kind:10} {model.summary}")
     say("\nA GGUF file or a Hugging Face folder can be compiled too.")
 
 

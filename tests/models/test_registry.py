@@ -62,7 +62,8 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, content: bytes | None, stderr: str
 
 def test_models_are_listed_in_order() -> None:
     assert list(named_models()) == [
-        "smollm2", "tiny-int4", "tiny-int2", "tiny-ternary", "llama-3.2-1b", "llama-3.2-3b",
+        "smollm2", "stories-ternary", "stories-int4", "stories-int2", "tiny-int4", "tiny-int2",
+        "tiny-ternary", "llama-3.2-1b", "llama-3.2-3b",
         "llama-3-8b", "llama-3-70b", "bitnet-2b-4t", "opt-13b-mha",
     ]  # fmt: skip
     kinds = {name: model.kind for name, model in named_models().items()}
