@@ -2,8 +2,8 @@
 
 All three see the same text in the same order. The ternary model is trained with quantisation in
 the loop: weights by their mean magnitude, activations as int8 per token, gradients straight through
-(BitNet b1.58). The 2-bit model starts from the float twin and is trained on with groups of 32, as
-the chip rounds them. In ``models``: ``python -m training.train_ternary --help``;
+(BitNet b1.58). The 2-bit model starts from the float twin and is trained on with groups of 32,
+whose values the chip's rounding keeps. In ``models``: ``python -m training.train_ternary --help``;
 ``training.export_stories`` writes the model files.
 
 Source: Ma et al., The Era of 1-bit LLMs (arXiv 2402.17764), for the quantisers.
@@ -84,7 +84,7 @@ def ternary(weight: torch.Tensor) -> torch.Tensor:
 
 
 def groups_of_32(levels: int) -> Quantiser:
-    """Codes 0 … levels with a scale and a minimum per 32 columns (docs/numerics.md, section 8)."""
+    """Codes 0 … levels with a scale and a minimum, both in binary16, per 32 columns."""
 
     def quantise(weight: torch.Tensor) -> torch.Tensor:
         groups = weight.reshape(len(weight), -1, 32)
@@ -263,7 +263,8 @@ def _main() -> None:
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder, also of the tokenizer")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--rate", type=float, help="highest learning rate [default: by kind]")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
@@ -283,7 +284,7 @@ def _main() -> None:
     print(f"{[len(e) for e in encoded]} tokens", file=sys.stderr)
     quantise = {"ternary": ternary, "int2": groups_of_32(3), "float": None}[options.kind]
     model = Decoder(quantise)
-    rate = {"ternary": 4e-3, "float": 3e-3, "int2": 1e-3}[options.kind]
+    rate = options.rate or {"ternary": 4e-3, "float": 3e-3, "int2": 1e-3}[options.kind]
     if options.kind == "int2":
         model.load_state_dict(torch.load(folder / "float.pt", weights_only=True))
     train(

@@ -11,7 +11,10 @@ from romsim_compiler.description import Description
 
 PROMPT = "Once upon a time, there was a little"
 TARGETS = {"stories-ternary": "small-ternary", "stories-int4": "small", "stories-int2": "small"}
-TEXT = "PINNED"
+TEXT = (
+    " mouse named Leo. Leo lived in a forest. One day, Leo found a yellow flower. He was very "
+    "happy. He had a big smile on it. He had a big blue flower. He"
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def tell(chip: Description, engine: str, n_new: int) -> Simulation:
 
 
 def test_text_of_the_ternary_chip(chips: dict[str, Description]) -> None:
-    assert tell(chips["stories-ternary"], "cycle", 48).text == TEXT
+    assert tell(chips["stories-ternary"], "cycle", 40).text == TEXT
 
 
 @pytest.mark.slow
