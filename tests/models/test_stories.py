@@ -5,6 +5,7 @@ import lzma
 import math
 import random
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,8 @@ def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def scripts() -> Any:
     pytest.importorskip("torch")
-    from training import generate_stories, train_ternary
-
-    return generate_stories, train_ternary
+    names = ("generate_stories", "train_ternary")
+    return tuple(import_module(f"models.training.{name}") for name in names)
 
 
 def test_prompts_are_those_of_the_seed(scripts: Any) -> None:
