@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from romsim.kv_quality import kv_eval
     from romsim.kv_room import kv_capacity
     from romsim.logic_rom_area import logic_rom
+    from romsim.parallel_sampling import sample
     from romsim.verification import verify
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "load",
     "logic_rom",
     "perplexity",
+    "sample",
     "verify",
 ]
 
@@ -34,6 +36,7 @@ _MODULES = {
     "kv_capacity": "romsim.kv_room",
     "kv_eval": "romsim.kv_quality",
     "logic_rom": "romsim.logic_rom_area",
+    "sample": "romsim.parallel_sampling",
     "verify": "romsim.verification",
 }
 

@@ -44,6 +44,7 @@ def compile(
     weights: str | None = None,
     adapters: Mapping[str, str | Path] | None = None,
     kv: str | None = None,
+    slots: int | None = None,
     fit: bool = False,
     rank: int = 0,
     area_mm2: float | None = None,
@@ -71,6 +72,8 @@ def compile(
     kv
         KV cache: a preset's name, ``key=value`` pairs, or both (docs/kv.md); ``None`` for the
         target's own.
+    slots
+        Sequences that the chip holds at a time; ``None`` for the target's own.
     fit
         Size tiles, ROM depth and SRAM for the model, its context and a LoRA ``rank``, within
         ``area_mm2``.
@@ -94,6 +97,10 @@ def compile(
     chip = target if isinstance(target, Target) else load_target(target)
     if kv is not None:
         chip = replace(chip, kv=parse_kv(kv))
+    if slots is not None:
+        if not 1 <= slots <= 256:
+            raise SpecError(f"Slots must be 1 to 256, not {slots}")
+        chip = replace(chip, schedule=replace(chip.schedule, n_slots=slots))
     exact = ["blk.*=ternary-exact"] if weights == "ternary" and checkpoint.has_weights else []
     if exact:
         weights = None

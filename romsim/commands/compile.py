@@ -38,6 +38,7 @@ __all__ = ["command", "lines", "summary"]
     help="KV cache: a preset (int8, vllm, int4, kivi-2bit, kivi-4bit, kivi-k4v2, streaming-llm, "
     "h2o, ...), changes to it, or pairs alone [default: the target's].",
 )
+@click.option("--slots", type=int, help="Sequences at a time [default: the target's].")
 @click.option("--fit", is_flag=True, help="Size tiles, ROM and SRAM for the model.")
 @click.option("--rank", type=int, default=0, help="With --fit: LoRA rank to leave room for.")
 @click.option("--area", "area_mm2", type=float, help="With --fit: largest area in mm2.")
@@ -56,6 +57,7 @@ def command(
     weights: str | None,
     loras: tuple[str, ...],
     kv: str | None,
+    slots: int | None,
     fit: bool,
     rank: int,
     area_mm2: float | None,
@@ -75,6 +77,7 @@ def command(
         weights=weights,
         adapters=adapter_folders(loras),
         kv=kv,
+        slots=slots,
         fit=fit,
         rank=rank,
         area_mm2=area_mm2,

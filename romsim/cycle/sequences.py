@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from romsim.cycle.prefix_tree import PrefixNode, PrefixTree
-from romsim_compiler.kv_cycles import fork_cycles
+from romsim_compiler.kv_cycles import copy_cycles, fork_cycles
 from romsim_models.errors import CapacityError, SpecError
 
 if TYPE_CHECKING:
@@ -95,6 +95,12 @@ class SequencePool:
         """Tokens moved by each copy of a page so far."""
         return tuple(self._pages.copied)
 
+    @property
+    def copy_cycles(self) -> int:
+        """Cycles of all copies of pages so far."""
+        spec, target = self._model.description.spec, self._model.description.target
+        return sum(copy_cycles(n, spec=spec, target=target) for n in self._pages.copied)
+
     def tokens(self, slot: int) -> tuple[int, ...]:
         """Return the tokens whose keys and values a sequence has."""
         return tuple(self._sequence(slot).tokens)
@@ -111,6 +117,22 @@ class SequencePool:
                 self._pages.count(page) == 1 for node in self.tree.nodes() for page in node.pages
             )
         return "now" if needed + spare <= free and self._has_slot() else "later"
+
+    @property
+    def saturations(self) -> int:
+        """Values clipped to 32 bits since the model was made."""
+        return self._model.saturations
+
+    def check_width(self, n: int) -> None:
+        """Refuse more sequences at a time than the chip has slots.
+
+        Raises
+        ------
+        CapacityError
+            With the remedy.
+        """
+        if n > self._n_slots:
+            raise self._too_many(n)
 
     def start(
         self, prompt: Sequence[int], *, adapter: str | None = None
@@ -244,10 +266,13 @@ class SequencePool:
         for slot in range(self._n_slots):
             if slot not in self._sequences:
                 return slot
-        raise CapacityError(
+        raise self._too_many(self._n_slots + 1)
+
+    def _too_many(self, n: int) -> CapacityError:
+        return CapacityError(
             f"Sequences on target {self._model.description.target.name!r} must be at most "
-            f"{self._n_slots}, one a slot, not {self._n_slots + 1}; free one, narrow the beam, or "
-            f"raise schedule.n_slots"
+            f"{self._n_slots}, one a slot, not {n}; free one, narrow the beam, or compile with "
+            f"--slots {n}"
         )
 
 

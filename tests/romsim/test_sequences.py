@@ -184,7 +184,7 @@ def test_errors(tiny: Description) -> None:
     child = pool.fork(parent)
     wide = (
         "Sequences on target 'small' must be at most 2, one a slot, not 3; free one, narrow the "
-        "beam, or raise schedule.n_slots"
+        "beam, or compile with --slots 3"
     )
     with pytest.raises(CapacityError, match=sentence(wide)):
         pool.fork(parent)
