@@ -187,6 +187,8 @@ class ScriptRunner:
 
         class Mutated(Bench):
             defines = "#define WITH_MUTANTS\n"
+            opt = "-O0"
+            verilator = ("-Wno-fatal", "-Wno-lint")
 
             def emit(self) -> list[Path]:
                 verilog = runner._plant(shape.unit(), "romsim_vector")

@@ -51,6 +51,9 @@ def test_scale_of_sums_of_every_length() -> None:
                     halves.append(half)
                     scales.append(rne(y * root, 26))
                 await context.tick()
+            context.set(rsqrt.root, rnd.getrandbits(24))  # the result stays all the same
+            await context.tick().repeat(2)
+            assert context.get(rsqrt.scale) == scales[-1]
 
     simulate(rsqrt, bench)
 

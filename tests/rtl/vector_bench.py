@@ -175,6 +175,8 @@ class Bench:
 
     defines = ""  # before the shape's header
     arguments: tuple[str, ...] = ()  # of the simulation
+    opt = "-O1"  # of g++, where every write is traced
+    verilator: tuple[str, ...] = ()  # more arguments of Verilator
 
     def __init__(self, shape: Shape, folder: Path, *, is_traced: bool = True) -> None:
         self.shape = shape
@@ -193,7 +195,8 @@ class Bench:
             "romsim_vector",
             cpp=[HERE / "vector_main.cpp"],
             headers=[folder / "shape.h"],
-            opt="-O1" if is_traced else "-O3",
+            opt=self.opt if is_traced else "-O3",
+            args=self.verilator,
         )
         self.data = bytearray()
         self.n_runs = 0
