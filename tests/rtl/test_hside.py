@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from romsim_compiler.durations import attention_cycles
+from romsim_compiler.kv import DEFAULT_KV
 from romsim_rtl.attention_sizes import ATTN_CYCLES, BLOCK_CYCLES, AttentionSizes
 from romsim_rtl.encoding import OPS, pack
 from romsim_rtl.hside import HSide
@@ -64,6 +65,7 @@ def duration(sizes: AttentionSizes, pos: int) -> int:
         network=sizes,
         vector=sizes,
         latency=SimpleNamespace(attn=ATTN_CYCLES, block=BLOCK_CYCLES),
+        kv=DEFAULT_KV,
     )
     spec: Any = sizes
     return attention_cycles([pos], spec=spec, target=target)[0]
