@@ -42,9 +42,10 @@ def test_example_is_current() -> None:
 @pytest.mark.slow
 def test_folder_holds_every_form_and_the_same_twice(tiny: Description, tmp_path: Path) -> None:
     names = write_report(romsim.build_report(tiny), tmp_path / "a")
-    write_report(romsim.build_report(Description.load(tiny.path)), tmp_path / "b")
     files = tree(tmp_path / "a")
-    assert files == tree(tmp_path / "b")
+    # An earlier report may be replaced, and nothing else.
+    write_report(romsim.build_report(Description.load(tiny.path)), tmp_path / "a")
+    assert files == tree(tmp_path / "a")
     assert set(files) == set(names)
     pictures = {n.partition(".")[0] for n in names if n.startswith("figures/")}
     assert len(pictures) == 12
@@ -52,12 +53,10 @@ def test_folder_holds_every_form_and_the_same_twice(tiny: Description, tmp_path:
         assert files[f"{name}.png"].startswith(b"\x89PNG\r\n\x1a\n")
         assert ElementTree.fromstring(files[f"{name}.svg"]).tag.endswith("svg")
         assert b"<dc:date>" not in files[f"{name}.svg"]
-    # An earlier report may be replaced, and nothing else.
-    write_report(romsim.build_report(tiny), tmp_path / "a")
     (tmp_path / "a" / "mine.txt").write_text("mine")
     with pytest.raises(SpecError, match=r"not one that holds 'mine.txt'; move it away or choose"):
         write_report(romsim.build_report(tiny), tmp_path / "a")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_picture_has_the_same_bytes_twice(report: Report) -> None:
