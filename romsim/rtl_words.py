@@ -87,9 +87,15 @@ class WordMap:
     # what the cycle model says
 
     def expected(
-        self, words: Iterable[SramWrite], events: Sequence[Event]
+        self, words: Iterable[SramWrite], events: Sequence[Event], *, position: int
     ) -> dict[Place, NDArray[Any]]:
-        """Return the cycle model's words of one program as elements, each with its cycle."""
+        """Return the cycle model's words of one program as elements, each with its cycle.
+
+        Parameters
+        ----------
+        position
+            Of the program's first token.
+        """
         by_issue = {issue: number for number, (_, issue, _) in enumerate(events)}
         counts: dict[tuple[int, str], int] = {}
         # the host port is no memory: who compares logits sees them there
@@ -102,7 +108,9 @@ class WordMap:
             number = by_issue[word.issue]
             instruction = events[number][0]
             count = counts[word.issue, word.memory]
-            for memory, index, values, cycles in self._model_word(word, instruction, count):
+            for memory, index, values, cycles in self._model_word(
+                word, instruction, count, position
+            ):
                 part = np.zeros(len(values), dtype=ELEMENT)
                 part["cycle"], part["event"] = cycles, number
                 part["token"] = -1 if memory in ("K", "V") else word.token
@@ -118,10 +126,16 @@ class WordMap:
     def _in_tiles(self) -> set[str]:
         return {"Q", "K", "V", *(f"XB{port}" for port in range(self._l.tile.n_ports))}
 
-    def _model_word(self, word: SramWrite, instruction: Any, count: int) -> list[tuple[Any, ...]]:
+    def _model_word(
+        self, word: SramWrite, instruction: Any, count: int, position: int
+    ) -> list[tuple[Any, ...]]:
         values = word.data
         lanes, groups = self._lanes, self._lanes // MX_BLOCK
         pace = 2 if instruction.op == "glu" else 1  # cycles a beat: gate, then up
+        if instruction.op == "attn":
+            # a beat's sum over the tiles joins the nodes of the merge stack one a cycle
+            last_block = (position + word.token) // self._target.attention.attn_block
+            pace = 1 + (last_block >> 1).bit_count()
         if word.memory in ("X", "Y", "D", "O"):
             index = word.address * lanes + word.lane + np.arange(len(values))
             if instruction.op == "matvec":
@@ -146,7 +160,7 @@ class WordMap:
             return [(f"XB{port}", index, padded, cycle) for port in ports]
         if word.memory == "OL":  # with every block of the head
             blocks = word.address * self._sizes.head_blocks + np.arange(self._sizes.head_blocks)
-            cycles = word.idle - self._sizes.beats + blocks // groups
+            cycles = word.idle - 1 - pace * (self._sizes.beats - 1 - blocks // groups)
             return [("OL", blocks, np.full(len(blocks), values[0]), cycles)]
         return self._model_encoded(word)
 

@@ -185,7 +185,7 @@ class _Comparison:
                 tally.compare_events(timeline.events, traces[number])
                 tally.compare_writes(
                     timeline.events,
-                    self._map.expected(parts[number], timeline.events),
+                    self._map.expected(parts[number], timeline.events, position=position),
                     self._map.written(traces[number].writes.values()),
                 )
             position += max(event[0].token for event in timeline.events) + 1
