@@ -185,4 +185,4 @@ def test_command_line_says_what_was_covered(
         r"2 chips, (\d+) runs, .* written elements, \d+ instructions: 0 chips with differences",
         lines[-1],
     )
-    assert re.match(r"chip 7: \d+ runs, \d+ writes \(\d+ s\)\nchip 8: ", err)
+    assert re.match(r"chip 7: \d+ runs, \d+ writes \(\d+ s of CPU\)\nchip 8: ", err)
