@@ -22,14 +22,18 @@ from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.driver_build import chip_sources
 from romsim_rtl.emit import TOP_MODULE, verilog_texts
+from romsim_rtl.memory import address_bits
+from romsim_rtl.rom_files import PROGRAMS
 from romsim_rtl.toolchain import ToolError, make_safe_folder
-from romsim_rtl.top import Top
 from romsim_rtl.verilated import verilate
 
-__all__ = ["HOST_MODULE", "CocotbBuild", "build_cocotb", "build_module", "run_cocotb"]
+__all__ = ["HOST_MODULE", "TOKEN_BITS", "CocotbBuild", "build_cocotb", "build_module", "run_cocotb"]
 
 HOST_MODULE = "top"
 """Name of the top module in cocotb; cocotb's own C++ wants a model of the class ``Vtop``."""
+
+TOKEN_BITS = 20
+"""Bits of a token in a command; see `romsim_rtl.sequencer.Sequencer`."""
 
 _HOST = """\
 // Clock and host of the chip for cocotb; see romsim_rtl.driver_cocotb.
@@ -185,14 +189,12 @@ class CocotbBuild:
     images: Path | None = None
 
 
-def _host_text(top: Top) -> str:
-    description = top.description
-    bits = {path[0]: member.shape for path, member, _ in top.signature.flatten(top)}
-    with_lora = top.lora is not None
+def _host_text(description: Description) -> str:
+    with_lora = bool(description.manifest["adapters"])
     values = {
         "@CHIP@": TOP_MODULE,
-        "@TOKEN_BITS@": str(bits["cmd_tokens"]),
-        "@PROGRAM_BITS@": str(bits["cmd_program"]),
+        "@TOKEN_BITS@": str(TOKEN_BITS * description.target.schedule.n_inflight),
+        "@PROGRAM_BITS@": str(address_bits(len(PROGRAMS))),
         "@LANES@": str(description.target.vector.n_lanes),
         "@ROWS@": str(description.spec.vocab_size),
         "@LORA@": _LORA if with_lora else "  initial is_loaded = 1;",
@@ -217,7 +219,7 @@ def build_cocotb(description: Description, *, opt: str = "-O3") -> CocotbBuild:
     sources, images = chip_sources(description)
     host = make_safe_folder() / f"host-{sources[0].parent.name}.sv"
     aside = host.with_suffix(f".{os.getpid()}")
-    aside.write_text(_host_text(Top(description=description)), encoding="utf-8", newline="\n")
+    aside.write_text(_host_text(description), encoding="utf-8", newline="\n")
     aside.replace(host)
     return CocotbBuild(executable=_verilate([*sources, host], opt=opt), images=images)
 
