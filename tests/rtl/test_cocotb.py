@@ -132,7 +132,6 @@ def chip(tmp_path_factory: pytest.TempPathFactory) -> Description:
     return compile_chip(CHIP, tmp_path_factory.mktemp("cocotb"))
 
 
-@pytest.mark.slow
 def test_whole_chip_under_cocotb(chip: Description, tmp_path: Path) -> None:
     build = build_cocotb(chip, opt="-O0")
     job = tmp_path / "job.json"
