@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import pytest
 
 import romsim
 from romsim.kv_quality import KvEvaluation
-from romsim.quality import default_text
-from romsim.simulate import load_tokenizer
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from tests.command_line import run_command
@@ -121,23 +118,18 @@ def test_what_cannot_be_measured_is_refused(tiny: Description, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_t1_10_t1_11_t1_12_orders_hold_on_the_real_model(tmp_path: Path) -> None:
-    """SmolLM2 on one window of 640 tokens: cheap ones in order, a bare window blows up."""
+    """SmolLM2 on one window of 640 tokens: what stands far apart keeps its order."""
     chip = romsim.compile(
         "smollm2", tmp_path / "chip", target="roma-7nm-g32", fit=True, context=1024
     )
     configs = (
-        "int8", "kivi-4bit,residual=64", "int4", "kivi-2bit,residual=64", "h2o,heavy=64,window=64",
-        "streaming-llm,window=124", "window,window=128",
+        "int8", "int4", "kivi-2bit-sinks", "kivi-2bit",
+        "h2o,heavy=64,window=64", "streaming-llm,window=124", "window,window=128",
     )  # fmt: skip
     done = romsim.kv_eval(chip, n_tokens=640, window=640, skip=256, configs=configs)
     change = {row.config: row.change_percent for row in done.rows}
-    assert abs(change["int8"]) < 0.1  # T1-08
-    assert change["int8"] < change["int4"]
-    assert change["kivi-4bit,residual=64"] < change["int4"] < change["kivi-2bit,residual=64"]
+    assert change["int8"] < change["int4"] < change["kivi-2bit-sinks"] < change["kivi-2bit"]
     h2o, stream, window = (change[name] for name in configs[4:])
     assert h2o < stream < window
     assert window > 50
     assert all(row.saturations == 0 for row in done.rows)
-    text = load_tokenizer(chip).encode(default_text(), add_special=False)
-    assert len(text) > 640
-    assert math.isfinite(done.float_perplexity)
