@@ -21,10 +21,11 @@ from romsim_compiler.kv import KV_PRESETS, parse_kv
 from romsim_compiler.kv_sram import stored_bits
 from romsim_compiler.memory_map import lora_bits, max_context
 from romsim_compiler.target_file import load_target
-from romsim_models.errors import SpecError
+from romsim_models.errors import CapacityError, SpecError
 from romsim_models.shapes import SHAPES
 from tests.command_line import run_command
 from tests.romsim.kv_chips import with_kv
+from tests.tiny_chips import sized_target
 
 Capture = pytest.CaptureFixture[str]
 SRAM = 288 * 2**20
@@ -187,3 +188,14 @@ def test_refusals(capsys: Capture) -> None:
         2,
         "romsim: --contexts must be integers separated by commas, not 'a'\n",
     )
+
+
+def test_an_sram_too_small_for_one_page_of_every_layer_is_refused(tmp_path: Path) -> None:
+    target = sized_target("small", sram_kib=16)
+    told = (
+        "Adapters and the KV cache of 128 tokens must fit the SRAM of target 'small': they need 0 "
+        "and 65536 bytes, not the 32768 available; lower the rank, leave out an adapter, or raise "
+        "attention.sram_kib"
+    )
+    with pytest.raises(CapacityError, match=f"^{re.escape(told)}$"):
+        romsim.compile("tiny-int4", tmp_path / "chip", target=target, kv="vllm,block=128")
