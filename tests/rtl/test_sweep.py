@@ -140,7 +140,7 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert found is not None
     assert found.chip == SIMPLEST
     assert found.stimulus == Stimulus(prompts=(RtlPrompt(tokens=(0,)),), sram_seed=None)
-    assert found.sentence.startswith("value of L0.matvec down to Y[3], cycle ")
+    assert found.sentence.startswith("value of L0.matvec down to Y[3], lane 3, cycle ")
     path = save(found, tmp_path / "found")
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert Failure.from_json(json.loads(path.read_text())) == found
