@@ -159,7 +159,7 @@ def test_whole_chip_under_cocotb(chip: Description, tmp_path: Path) -> None:
 
 
 def test_handshakes_of_the_sequencer(tmp_path: Path) -> None:
-    _, sequencer = make(SEED)
+    _, sequencer = make(SEED, counter_bits=48)
     words = b"".join(f"{w:0{-(-WORD_BITS // 4)}x}\n".encode() for w in sequencer.words)
     (tmp_path / "program.hex").write_bytes(words)
     build = build_module(sequencer, "romsim_sequencer", tmp_path / "build")

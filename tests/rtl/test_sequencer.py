@@ -55,7 +55,7 @@ class Program:
         return issues, max(idle)
 
 
-def make(seed: int) -> tuple[list[Program], Sequencer]:
+def make(seed: int, *, counter_bits: int = 9) -> tuple[list[Program], Sequencer]:
     rng = random.Random(seed)
     programs = [Program(rng, rng.randrange(1, 30), n) for n in (1, 1, 3)]
     words: list[int] = []
@@ -68,7 +68,7 @@ def make(seed: int) -> tuple[list[Program], Sequencer]:
         n_tokens=(1, 1, 3),
         n_words=len(words),
         n_inflight=3,
-        counter_bits=9,  # so that they overflow
+        counter_bits=counter_bits,  # so few that they overflow
     )
     return programs, Sequencer(config=config, words=words)
 
