@@ -103,7 +103,7 @@ class ExactTernary:
         scale: np.float32,
     ) -> str:
         value = float(weights[row, column])
-        if isinstance(tensor, EncodedTensor):
+        if isinstance(tensor, EncodedTensor) and tensor.format in ("tq1_0", "tq2_0"):
             return (
                 f"Element [{first + row}, {column}] of tensor {self.name!r} must be 0 or "
                 f"{float(scale)!r} in magnitude, as those before it, to have one scale for the "

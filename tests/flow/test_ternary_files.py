@@ -46,9 +46,14 @@ def check(chip: Description, path: Path) -> None:
     assert report.n_values > 5000
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Description:
+    return compiled(tmp_path_factory.mktemp("other"), "i2_s")[0]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chip_of_every_layout_equals_the_reference_and_the_others(
-    tmp_path: Path, layout: str, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, layout: str, other: Description
 ) -> None:
     chip, path = compiled(tmp_path, layout)
     check(chip, path)
@@ -57,7 +62,6 @@ def test_chip_of_every_layout_equals_the_reference_and_the_others(
     assert chip.manifest["accuracy"]["quantisation_error"].keys() == {"token_embd.weight"}
     first = max(chip.groups["head"].base, 1)
     words = chip.rom_words(0, first)
-    other, _ = compiled(tmp_path_factory.mktemp("other"), "i2_s")
     np.testing.assert_array_equal(words, other.rom_words(0, first))
     for name, group in groups.items():
         value = group.multiplier * 2.0**group.multiplier_exp
@@ -119,6 +123,18 @@ def test_floats_that_are_not_ternary_are_refused_as_such(tmp_path: Path) -> None
     chip = romsim.compile(path, tmp_path / "c", target="small-ternary", context=16)
     assert chip.manifest["model"]["choices"]["blk.0.attn_q.weight"] == "ternary"
     assert chip.manifest["accuracy"]["quantisation_error"]["blk.0.attn_q.weight"] > 0.1
+
+
+def test_codes_that_are_not_ternary_are_refused_as_such(tmp_path: Path) -> None:
+    message = (
+        r"Element \[0, 1\] of tensor 'blk\.0\.attn_q\.weight' must be 0 or [0-9.]+ in magnitude, "
+        r"as those before it, to be taken as ternary, not [-0-9.]+; give a rule such as --quantize "
+        r"'blk\.\*=ternary' to make it ternary"
+    )
+    with pytest.raises(FormatError, match=rf"^{message}$"):
+        romsim.compile(
+            "stories-int4", tmp_path / "c", target="small-ternary", context=16, weights="ternary"
+        )
 
 
 def test_ternary_codes_need_a_ternary_target(tmp_path: Path) -> None:
