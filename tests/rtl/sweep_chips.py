@@ -108,7 +108,7 @@ class SweepChip:
         ternary = self.codes == "ternary"
         lane_bits = 2 if ternary else int(self.codes[-1])
         word_codes, n_lanes = map(int, self.width.split("/"))
-        return sized_target(
+        target = sized_target(
             "small-ternary" if ternary else "small",
             name="sweep",
             n_tiles=self.n_tiles,
@@ -125,6 +125,7 @@ class SweepChip:
             broadcast_cycles=self.hop,
             collect_cycles=self.hop,
         )
+        return replace(target, vector=replace(target.vector, sram_kib=256))
 
     def spec(self) -> ModelSpec:
         """The model's shape."""

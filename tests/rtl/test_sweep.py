@@ -37,6 +37,7 @@ from tests.rtl.sweep_chips import (
     LEAST,
     SweepChip,
     chip_number,
+    compile_chip,
     coverage,
     coverage_lines,
     draw_block,
@@ -65,6 +66,13 @@ def test_every_draw_covers_every_value_of_every_axis(number: int) -> None:
 def test_chips_of_different_draws_are_different() -> None:
     chips = {replace(chip, seed=0) for number in range(20) for chip in draw_block(number)}
     assert len(chips) == 500
+
+
+@pytest.mark.parametrize("number", [248, 362])  # those with the largest activations
+def test_the_largest_chips_have_room(number: int, tmp_path: Path) -> None:
+    description = compile_chip(chip_number(number), tmp_path)
+    assert description.has_images
+    assert set(description.loras) == ({"a", "b"} if chip_number(number).rank else set())
 
 
 def test_coverage_is_printed_axis_by_axis() -> None:
