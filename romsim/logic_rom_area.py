@@ -90,6 +90,11 @@ def logic_rom(
         raise SpecError(f"Banks to sample must be 0 (all) or more, not {sample}")
     if not isinstance(description, Description):
         description = Description.load(description)
+    if not description.has_images:
+        raise SpecError(
+            f"{description.path} must have ROM images to be synthesised, but it was compiled from a "
+            f"shape without weights; compile a model with weights"
+        )
     technology = load_technology(description.target.technology)
     if not technology.cell_function:
         raise SpecError(

@@ -147,6 +147,16 @@ def test_refused_options(ternary: Description, options: dict[str, int], message:
     assert str(caught.value) == message
 
 
+def test_a_shape_has_nothing_to_synthesise(ternary: Description) -> None:
+    shape = replace(ternary, manifest={**ternary.manifest, "has_images": False})
+    with pytest.raises(SpecError) as caught:
+        romsim.logic_rom(shape)
+    assert str(caught.value) == (
+        f"{ternary.path} must have ROM images to be synthesised, but it was compiled from a shape "
+        f"without weights; compile a model with weights"
+    )
+
+
 def test_codes_without_other_encodings(tmp_path: Path) -> None:
     chip = compile_tiny("tiny-int2", tmp_path / "chip")
     with pytest.raises(SpecError) as caught:
