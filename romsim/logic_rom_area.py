@@ -92,8 +92,8 @@ def logic_rom(
         description = Description.load(description)
     if not description.has_images:
         raise SpecError(
-            f"{description.path} must have ROM images to be synthesised, but it was compiled from a "
-            f"shape without weights; compile a model with weights"
+            f"{description.path} must have ROM images to be synthesised, but it was compiled from "
+            f"a shape without weights; compile a model with weights"
         )
     technology = load_technology(description.target.technology)
     if not technology.cell_function:
