@@ -33,14 +33,19 @@ def near_ties(increments: list[int], n: int) -> list[int]:
 def test_all_pairs_at_first_and_last_positions(n_parallel: int) -> None:
     rnd = random.Random(2)
     # whole quarter turns first: there the table's last entry counts
-    increments = [1 << 30, 1 << 31, 3 << 30, 0] + [rnd.getrandbits(32) for _ in range(12)]
+    increments = [1 << 30, 1 << 31, 3 << 30, 0] + [rnd.getrandbits(32) for _ in range(8)]
+    # halfway between entries that differ by an odd number: a tie, forward or backward
+    steep = [at for at in range(256) if TABLES["SIN"][at + 1] - TABLES["SIN"][at] & 1]
+    for number in range(8):
+        half = rnd.choice(steep) << 22 | 1 << 21
+        increments.append(rnd.randrange(4) << 30 | (half if number % 4 < 2 else (1 << 30) - half))
     sincos = SinCos(table=TABLES["SIN"], increments=increments, n_parallel=n_parallel)
     golden = Golden(TABLES)
     n_words = len(increments) // n_parallel
 
     async def bench(context: Any) -> None:
         later = [1 << bit for bit in range(4, 16)] + [rnd.randrange(65536) for _ in range(28)]
-        later += near_ties(increments[4:], 4)[:90]
+        later += near_ties(increments[4:12], 6)[:60]
         for pos in (0, 1, 2, 3, 777, 65535, *later):
             context.set(sincos.pos, pos)
             for cycle in range(n_words + SINCOS_CYCLES):
