@@ -74,7 +74,8 @@ def bitnet_quantization(values: Any, where: str) -> BitNetQuantization | None:
     keys.require_neutral({"use_rms_norm": (False,)}, "a norm before each matrix cannot be compiled")
     linear = keys.optional("linear_class", "bitlinear", "transformers' default")
     mode = keys.optional("quantization_mode", "offline", "transformers' default")
-    scale = _CONVENTIONS.get((linear, mode)) if isinstance(linear, str) else None
+    are_texts = isinstance(linear, str) and isinstance(mode, str)
+    scale = _CONVENTIONS.get((linear, mode)) if are_texts else None
     if scale is None:
         raise FormatError(
             f"{where}: keys {keys.full('linear_class')!r} and {keys.full('quantization_mode')!r} "

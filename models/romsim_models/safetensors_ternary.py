@@ -100,7 +100,9 @@ class TernaryMatrices:
         """Shape of the matrix that is held, not of its bytes."""
         file, theirs = self._tensors[name]
         shape = file.entries[theirs].shape
-        return (_PACKED_ROWS * shape[0], *shape[1:]) if self._is_packed(name) else shape
+        if not self._is_packed(name) or not shape:
+            return shape
+        return (_PACKED_ROWS * shape[0], *shape[1:])
 
     def read(self, name: str) -> EncodedTensor:
         """Read one matrix.

@@ -302,6 +302,15 @@ def test_columns_that_do_not_divide_into_blocks(
     )
 
 
+def test_packed_matrix_without_rows(tmp_path: Path) -> None:
+    folder = hf_file(tmp_path, change=change_of(UP, np.zeros((), dtype=np.uint8)))
+    refused(
+        folder,
+        f"{folder}: shape of tensor '{UP}' must be [256, 256], not []; the configuration and the "
+        "weights do not belong together",
+    )
+
+
 def test_missing_sub_norm(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.attn_sub_norm.weight"
     folder = hf_file(tmp_path, change=change_of(name, None))
@@ -323,16 +332,17 @@ def test_missing_sub_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("linear", "mode"), [("bitlinear", "online"), ("bitblas", "offline"), ("autobitlinear", "x")]
+    ("linear", "mode"),
+    [("bitlinear", "online"), ("bitblas", "offline"), ("autobitlinear", "x"), ("bitlinear", [1])],
 )
-def test_unknown_scale_convention(tmp_path: Path, linear: str, mode: str) -> None:
+def test_unknown_scale_convention(tmp_path: Path, linear: str, mode: object) -> None:
     folder = hf_file(tmp_path, quantization={"linear_class": linear, "quantization_mode": mode})
     refused(
         folder,
         f"{folder}/config.json: keys 'quantization_config.linear_class' and "
         "'quantization_config.quantization_mode' must be 'bitlinear' with 'offline' (weight_scale "
         "divides), 'autobitlinear' with 'offline' (it multiplies) or 'autobitlinear' with 'online' "
-        f"(there is none), not '{linear}' with '{mode}'; what the scales mean is not known",
+        f"(there is none), not '{linear}' with {mode!r}; what the scales mean is not known",
     )
 
 
