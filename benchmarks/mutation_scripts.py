@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.mutation_tests import Call, Outcome, calls_of, try_in_a_fork
+from benchmarks.mutation_tests import Outcome, calls_of, try_in_a_fork
 from romsim_models.errors import SpecError
 from romsim_rtl.memory import VerilogPlatform
 from romsim_rtl.mutants import CONTROL, CONTROL_BITS, Netlist, Planted, netlist_of, plant_mutants
 from tests.rtl.poke import Script, Simulation
-from tests.rtl.vector_bench import VERILOG, Bench, Shape
 
 __all__ = ["UNITS", "ScriptRunner", "Unit", "UnitDesign", "unit_design"]
 
@@ -65,9 +64,6 @@ UNITS = {
         goldens=("apply",),
         files="lora_",
         tests=("test_adapters", "test_without_an_adapter"),
-    ),
-    "vector_unit": Unit(
-        component="vector_unit", module="tests.rtl.test_vector_unit", shapes="SHAPES"
     ),
 }
 
@@ -124,16 +120,13 @@ class ScriptRunner:
         self._plan = (folder, count, seed)
         self._goldens = {name: _Recorded(getattr(module, name)) for name in unit.goldens}
         self._module = module
-        if unit.component == "vector_unit":
-            self.calls = self._vector_calls(module, getattr(module, unit.shapes)[shape])
-        else:
-            simulation = module.make_simulation(shape, folder, self._simulation_class())
-            fixtures = {"simulations": lambda _: simulation}
-            self.calls = [
-                call
-                for call in calls_of(module, fixtures=fixtures, only={"name": shape})
-                if call.name.startswith(unit.tests)
-            ]
+        simulation = module.make_simulation(shape, folder, self._simulation_class())
+        fixtures = {"simulations": lambda _: simulation}
+        self.calls = [
+            call
+            for call in calls_of(module, fixtures=fixtures, only={"name": shape})
+            if call.name.startswith(unit.tests)
+        ]
         outcome = self._run()
         if outcome.how:
             raise SpecError(
@@ -190,33 +183,6 @@ class ScriptRunner:
 
         return Mutated
 
-    def _vector_calls(self, module: Any, shape: Shape) -> list[Call]:
-        runner = self
-
-        class Mutated(Bench):
-            defines = "#define WITH_MUTANTS\n"
-            opt = "-O0"
-            verilator = ("-Wno-fatal", "-Wno-lint")
-
-            def emit(self) -> list[Path]:
-                verilog = runner._plant(shape.unit(), "romsim_vector")
-                return [verilog, VERILOG / "romsim_sram.v", VERILOG / "romsim_rom.v"]
-
-        bench = Mutated(shape, self._plan[0])
-
-        def make(_shape: Shape, _folder: Path) -> Bench:
-            bench.arguments = (f"+mutant={runner._mutant}",)
-            return bench
-
-        def seed_call(seed: int) -> Call:
-            def run() -> None:
-                with mock.patch.object(module, "Bench", make):
-                    module.run_seeds(shape, bench.folder, range(seed, seed + 1))
-
-            return Call(name=f"run_seeds[{seed}]", run=run)
-
-        return [seed_call(seed) for seed in range(8)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitDesign:
@@ -250,9 +216,6 @@ def unit_design(name: str) -> UnitDesign:
     unit = UNITS[name]
     module: Any = importlib.import_module(unit.module)
     shape = next(iter(getattr(module, unit.shapes)))
-    if name == "vector_unit":
-        component, top = getattr(module, unit.shapes)[shape].unit(), "romsim_vector"
-    else:
-        component, top = module.make_simulation(shape, Path(), lambda *given, **_: given[:2])
+    component, top = module.make_simulation(shape, Path(), lambda *given, **_: given[:2])
     netlist = netlist_of(component, top, platform=VerilogPlatform())
     return UnitDesign(unit=unit, shape=shape, netlist=netlist)

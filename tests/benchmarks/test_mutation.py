@@ -154,7 +154,7 @@ def test_tests_that_there_are_not_are_refused(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == (
         "error: Tests must be among argmax, cell, exact_shift, htile_softmax, ltile, memory, "
         "mx_quantizer, primitives, recip, rsqrt, sequencer, sincos, hside, lora_side, "
-        "vector_unit, lside, not 'nothing'\n"
+        "lside, not 'nothing'\n"
     )
 
 

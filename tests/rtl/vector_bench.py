@@ -173,18 +173,12 @@ class Run:
 class Bench:
     """Build once; queue operations; run; read what each did."""
 
-    defines = ""  # before the shape's header
-    arguments: tuple[str, ...] = ()  # of the simulation
-    opt = "-O1"  # of g++, where every write is traced
-    verilator: tuple[str, ...] = ()  # more arguments of Verilator
-
     def __init__(self, shape: Shape, folder: Path, *, is_traced: bool = True) -> None:
         self.shape = shape
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = self.emit()
-        header = _shape_header(shape, shape.unit(), is_traced)
-        (folder / "shape.h").write_text(self.defines + header)
+        self.files = emit(shape, folder)
+        (folder / "shape.h").write_text(_shape_header(shape, shape.unit(), is_traced))
         extra = []
         if is_traced:
             trace = folder / "traced.vlt"
@@ -195,15 +189,10 @@ class Bench:
             "romsim_vector",
             cpp=[HERE / "vector_main.cpp"],
             headers=[folder / "shape.h"],
-            opt=self.opt if is_traced else "-O3",
-            args=self.verilator,
+            opt="-O1" if is_traced else "-O3",
         )
         self.data = bytearray()
         self.n_runs = 0
-
-    def emit(self) -> list[Path]:
-        """Write the unit's Verilog."""
-        return emit(self.shape, self.folder)
 
     def _put(self, *values: int) -> None:
         self.data += struct.pack(f"<{len(values)}I", *(value & 0xFFFFFFFF for value in values))
@@ -291,7 +280,6 @@ class Bench:
                 str(stimuli),
                 str(log),
                 f"+romdir={self.folder}",
-                *self.arguments,
             ],
             check=True,
             timeout=300,

@@ -91,9 +91,6 @@ int main(int argc, char** argv) {
   context.randReset(2);
   context.randSeed(11);
   Vromsim_vector top{&context};
-#ifdef WITH_MUTANTS
-  top.mutant = std::atoi(context.commandArgsPlusMatch("mutant=") + std::strlen("+mutant="));
-#endif
   FILE* in = fopen(argv[1], "rb");
   out = fopen(argv[2], "w");
   if (!in || !out) return 2;
