@@ -234,7 +234,7 @@ def test_memories_begin_with_anything(chip: Description, monkeypatch: pytest.Mon
         with RtlRun(chip, options=OPTIONS, sram_seed=sram_seed, limit=200_000) as run:
             run.use_adapter(adapter)
             try:
-                return run.run("decode", [5], begin=True).logits.tolist()
+                return [int(x) for x in run.run("decode", [5], begin=True).logits]
             except ToolError:
                 return "hangs"
 
