@@ -308,17 +308,18 @@ def kv_eval(
     """
     from romsim.api import load
     from romsim.comparison import make_reference
-    from romsim.engines import open_source
+    from romsim.engines import open_source, require_images
     from romsim.quality import default_text
     from romsim.simulate import load_tokenizer
     from romsim_models.reference import FloatDecoder
 
     loaded = description if isinstance(description, Description) else load(description)
+    require_images(loaded, "Quality of KV caches")
     try:
         content = default_text() if text is None else text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"Text {text} must be a readable UTF-8 file, not {error}") from None
-    tokens = load_tokenizer(loaded).encode(content, add_special=False)[:n_tokens]
+    tokens = load_tokenizer(loaded, ids=None).encode(content, add_special=False)[:n_tokens]
     checkpoint = open_source(loaded, model)
     return evaluate_kv(
         loaded,

@@ -63,13 +63,13 @@ class Simulation:
         }
 
 
-def load_tokenizer(description: Description, *, ids: str = "--tokens") -> Tokenizer:
+def load_tokenizer(description: Description, *, ids: str | None = "--tokens") -> Tokenizer:
     """Return the tokenizer in a description.
 
     Parameters
     ----------
     ids
-        The option with which token ids are given instead of a text.
+        The option with which token ids are given instead of a text, where there is one.
 
     Raises
     ------
@@ -78,9 +78,10 @@ def load_tokenizer(description: Description, *, ids: str = "--tokens") -> Tokeni
     """
     file = description.tokenizer_file()
     if file is None:
+        remedy = f"give token ids with {ids}" if ids else "compile a model that brings one"
         raise SpecError(
-            f"{description.path} must have a tokenizer for text, but its model brought none; give "
-            f"token ids with {ids}"
+            f"{description.path} must have a tokenizer for text, but its model brought none; "
+            f"{remedy}"
         )
     return Tokenizer.from_json(file.read_text(encoding="utf-8"))
 

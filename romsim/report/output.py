@@ -16,6 +16,7 @@ from romsim.report.markdown import render_markdown
 from romsim.report.model import Report, Table
 from romsim.report.pictures import render_picture
 from romsim.report.plot_report import report_plots
+from romsim_compiler.digest import MANIFEST
 from romsim_models.errors import SpecError
 
 __all__ = ["FORMS", "render_json", "write_report"]
@@ -62,6 +63,12 @@ def write_report(
         If the output cannot be written, or holds something else.
     """
     target = Path(out).absolute()
+    for parent in target.parents:
+        if (parent / MANIFEST).is_file():
+            raise SpecError(
+                f"Output {out} must lie outside of {parent}, which holds what was compiled and "
+                f"nothing else; choose another -o"
+            )
     try:
         if target.suffix in FORMS:
             _write_file(report, target)

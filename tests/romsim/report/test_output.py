@@ -82,6 +82,19 @@ def test_output_that_is_something_else_is_refused(report: Report, tmp_path: Path
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["report.html", "pages"])
+def test_nothing_is_written_into_a_description(
+    report: Report, tiny: Description, name: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        write_report(report, tiny.path / name)
+    assert str(caught.value) == (
+        f"Output {tiny.path / name} must lie outside of {tiny.path}, which holds what was compiled "
+        f"and nothing else; choose another -o"
+    )
+    assert not (tiny.path / name).exists()
+
+
 def test_command_prints_figures_and_writes_a_page(
     capsys: Capture, tiny: Description, tmp_path: Path
 ) -> None:
