@@ -24,7 +24,7 @@ from romsim_rtl.driver_build import chip_sources
 from romsim_rtl.emit import TOP_MODULE, verilog_texts
 from romsim_rtl.memory import address_bits
 from romsim_rtl.rom_files import PROGRAMS
-from romsim_rtl.toolchain import ToolError, make_safe_folder
+from romsim_rtl.toolchain import ToolError, make_safe_folder, make_safe_link
 from romsim_rtl.verilated import verilate
 
 __all__ = ["HOST_MODULE", "TOKEN_BITS", "CocotbBuild", "build_cocotb", "build_module", "run_cocotb"]
@@ -263,7 +263,7 @@ def build_module(component: Any, name: str, folder: Path, *, opt: str = "-O0") -
 def _verilate(sources: Sequence[Path], *, opt: str) -> Path:
     import cocotb_tools.config
 
-    libraries = cocotb_tools.config.libs_dir
+    libraries = make_safe_link(cocotb_tools.config.libs_dir)
     built = verilate(
         sources,
         HOST_MODULE,

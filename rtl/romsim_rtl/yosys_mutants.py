@@ -25,6 +25,10 @@ _PASSES = (
     "opt_clean -purge",
 )
 
+_OPTIONS = frozenset(
+    ("-mode", "-module", "-cell", "-port", "-portbit", "-ctrlbit", "-wire", "-wirebit", "-src")
+)
+
 
 def plant(plan_file: str) -> None:
     """Read RTLIL, choose mutants, write Verilog that holds all of them.
@@ -82,7 +86,14 @@ def _parse(line: str, wanted: str, package: str) -> dict[str, Any] | None:
         return None
     values: dict[str, str] = {}
     places: list[str] = []
-    for option, value in zip(words[1::2], words[2::2], strict=True):
+    options: list[list[str]] = []
+    for word in words[1:]:
+        if word in _OPTIONS:
+            options.append([word])
+        else:
+            options[-1].append(word)
+    for option, *parts in options:
+        value = parts[-1]  # what stands before is of a path with spaces
         if option == "-src":
             places += value.split("|")
         else:

@@ -16,6 +16,7 @@ from romsim_rtl.toolchain import (
     format_verilator_version,
     lint,
     make_safe_folder,
+    make_safe_link,
     path_verilators,
     verilator_env,
 )
@@ -312,3 +313,17 @@ def test_lint_that_fails_without_a_word_is_an_error(
     )
     with pytest.raises(ToolError, match=f"^{re.escape(sentence)}$"):
         lint([source], "top")
+
+
+def test_a_folder_that_make_can_bear_is_not_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROMSIM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "with a space").mkdir()
+    (tmp_path / "with a space" / "file").touch()
+    assert make_safe_link(tmp_path / "plain") == tmp_path / "plain"
+    link = make_safe_link(tmp_path / "with a space")
+    assert link.parent == make_safe_folder()
+    assert (link / "file").is_file()
+    assert make_safe_link(tmp_path / "with a space") == link
