@@ -28,7 +28,7 @@ from romsim_rtl.encoding import WORD_BITS, encode
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.verilated import verilate
 
-__all__ = ["bare_array", "main", "products_per_token", "run_chip"]
+__all__ = ["bare_array", "cpu_seconds", "main", "products_per_token", "run_chip"]
 
 MODULE = "romsim_lside"
 QUESTION = "What is a read-only memory?"
