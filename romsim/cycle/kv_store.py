@@ -60,6 +60,10 @@ class KvStore:
         int64 [n_kv_heads, slots]; -1: none.
     mass
         Attention mass of each slot, int64 [n_kv_heads, slots], where tokens are ranked by it.
+    written
+        Words of the newest key and value: elements or codes, int64 [n_kv_heads, head_dim], and of
+        each block of 32 its exponent, or its zero and, 16 bits higher, its scale, int64
+        [n_kv_heads, blocks]; none under ``fp16``.
     """
 
     def __init__(
@@ -80,6 +84,8 @@ class KvStore:
         self.positions = np.full((spec.n_kv_heads, n_slots), -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
         self._bits: dict[tuple[int, int], int] = {}
+        none = np.zeros((spec.n_kv_heads, 0), np.int64)
+        self.written = [(none, none), (none, none)]
 
     @property
     def seen(self) -> list[NDArray[np.float64]]:
@@ -173,6 +179,7 @@ class KvStore:
             heads = codes[:, : spec.head_dim]
             note(f"{name}.codes", heads.astype(np.int8))
             note(f"{name}.shifts", shifts.astype(np.int8))
+            self.written[side] = heads.astype(np.int64), shifts
             return seen, 8 * (heads.size + shifts.size)
         flat = np.zeros(len(values))
         if kv.codec in ("fp16", "kivi"):
@@ -180,22 +187,29 @@ class KvStore:
             encode_words(values, words, flat)
             note(f"{name}.words", words)
             bits = 16 * words.size
+            plain = words.astype(np.int64).reshape(spec.n_kv_heads, -1)
+            self.written[side] = plain, np.zeros((spec.n_kv_heads, 0), np.int64)
         else:
-            bits = self._affine(values, kv.code_bits()[side], f"{name}.", flat, note)
+            bits, self.written[side] = self._affine(
+                values, kv.code_bits()[side], f"{name}.", flat, note
+            )
         seen[:, : spec.head_dim] = flat.reshape(spec.n_kv_heads, spec.head_dim)
         return seen, bits
 
     def _affine(
         self, values: NDArray[Any], bits: int, name: str, flat: NDArray[np.float64], note: Note
-    ) -> int:
-        """Encode groups of channels into ``flat``; return the bits of the words."""
+    ) -> tuple[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Encode groups of channels into ``flat``; return the bits of the words, and the words."""
         n_groups = len(values) // self.kv.group
         codes = np.zeros(len(values), np.uint8)
         scales, zeros = np.zeros(n_groups, np.uint16), np.zeros(n_groups, np.uint16)
         encode_rows(values, self.kv.group, bits, self._rcp_table, codes, scales, zeros, flat)
         for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
             note(f"{name}{kind}", words)
-        return bits * codes.size + 16 * (scales.size + zeros.size)
+        meta = np.repeat(zeros | scales.astype(np.int64) << 16, max(1, self.kv.group // BLOCK))
+        shape = (self._spec.n_kv_heads, -1)
+        words_of = codes.astype(np.int64).reshape(shape), meta.reshape(shape)
+        return bits * codes.size + 16 * (scales.size + zeros.size), words_of
 
     def after_attention(self, position: int, note: Note) -> None:
         """Encode what has left KIVI's windows."""
@@ -212,7 +226,7 @@ class KvStore:
         row = self.row_map.rows[token]
         values = self.seen[1][:, row, :head_dim].astype(np.int64).reshape(-1)
         flat = np.zeros(len(values))
-        bits = self._affine(values, kv.value_bits, "v.late.", flat, note)
+        bits, _ = self._affine(values, kv.value_bits, "v.late.", flat, note)
         self.seen[1][:, row, :head_dim] = flat.reshape(-1, head_dim)
         self._bound(flat)
         self._bits[1, token] = bits
@@ -274,8 +288,7 @@ class KvStore:
         for side, bits in enumerate(self.kv.code_bits()):
             values = self.seen[side][heads, rows, :dim].astype(np.int64).reshape(-1)
             flat = np.zeros(len(values))
-            self._bits[side, place] = self._affine(
-                values, bits, f"{_SIDES[side]}.narrow.", flat, note
-            )
+            name = f"{_SIDES[side]}.narrow."
+            self._bits[side, place], _ = self._affine(values, bits, name, flat, note)
             self.seen[side][heads, rows, :dim] = flat.reshape(-1, dim)
         self._bound(flat)

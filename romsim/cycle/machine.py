@@ -17,7 +17,7 @@ from romsim.cycle.adapters import AdapterGroup, load_adapter
 from romsim.cycle.datapath import Datapath, Flight, Recorder
 from romsim.cycle.state import SlotState, TokenBuffers
 from romsim.cycle.timekeeper import Event, Timekeeper, Timeline
-from romsim.cycle.trace import Tracer
+from romsim.cycle.trace import Tracer, check_traced
 from romsim.cycle.weights import BLOCK
 from romsim.cycle.workers import Workers
 from romsim_models.errors import CapacityError, DescriptionError, SpecError
@@ -342,15 +342,12 @@ class CycleModel:
 
 def _check_kv(target: Target, *, has_trace: bool, has_order: bool) -> None:
     """Refuse options that do not go with the target's KV configuration."""
-    if has_trace and not target.kv.is_default:
+    kv = target.kv
+    if has_trace:
+        check_traced(kv)
+    if has_order and kv.layout not in ("paged", "slotmap"):
         raise SpecError(
-            f"Trace of SRAM writes must be of the plain KV cache, not of {target.kv.text()!r}, "
-            f"whose words no RTL writes; compile with --kv int8"
-        )
-    if has_order and target.kv.layout not in ("paged", "slotmap"):
-        raise SpecError(
-            f"Order of pages must be given with KV layout paged or slotmap, not with "
-            f"{target.kv.layout!r}"
+            f"Order of pages must be given with KV layout paged or slotmap, not with {kv.layout!r}"
         )
 
 

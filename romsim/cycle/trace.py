@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from romsim.cycle.weights import BLOCK
+from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim.cycle.chip import CompiledChip
     from romsim.cycle.datapath import Datapath, Flight
+    from romsim_compiler.kv import KvConfig
     from romsim_compiler.program import Instruction
 
-__all__ = ["ALL_TILES", "BeatTimes", "SramWrite", "Tracer", "kv_address"]
+__all__ = ["ALL_TILES", "BeatTimes", "SramWrite", "Tracer", "check_traced", "kv_address"]
 
 ALL_TILES = -1
 """Tile number of a word that is written into every tile, or into the vector unit."""
@@ -52,7 +54,8 @@ class SramWrite:
         First element of the word that is written; a ``matvec`` may write a part of one.
     data
         int64: elements (O: the sums of all heads, OL: a head's weight); XB: codes, shift, sum of
-        codes; Q, K, V: codes, then the shifts.
+        codes; Q, K, V: codes, then the shifts, or what else the codec keeps of a block of 32
+        (`romsim.cycle.kv_store.KvStore.written`).
     token
         In-flight index, which selects the buffer.
     beat
@@ -99,6 +102,30 @@ def kv_address(
     per_head = -(-context // n_tiles)
     row = ((slot * n_layers + layer) * n_kv_heads + head) * per_head + token // n_tiles
     return token % n_tiles, row * words_per_head + word
+
+
+_TRACED = {
+    "codec": ("int8", "int4", "int2", "fp16"),
+    "retention": ("all",),
+    "layout": ("contiguous",),
+}
+
+
+def check_traced(kv: KvConfig) -> None:
+    """Refuse a KV configuration whose words cannot be traced.
+
+    Raises
+    ------
+    SpecError
+        With the first axis whose choice cannot.
+    """
+    for axis, traced in _TRACED.items():
+        found = getattr(kv, axis)
+        if found not in traced:
+            raise SpecError(
+                f"Trace of SRAM writes must be with kv.{axis} one of {', '.join(traced)}, not "
+                f"{found!r}, whose words no RTL writes; compile with --kv {axis}={traced[0]}"
+            )
 
 
 class Tracer:
@@ -224,8 +251,15 @@ class Tracer:
     def _kv(self, instruction: Instruction, flight: Flight, slot: int) -> Iterator[_Word]:
         spec, elems = self._spec, self._target.attention.word_elems
         n_words = -(-spec.head_dim // elems)
-        cache = flight.slot.layers[instruction.layer]
-        for memory, codes, shifts in zip("KV", cache.codes, cache.shifts, strict=True):
+        if flight.slot.stores:
+            sides = flight.slot.stores[instruction.layer].written
+        else:
+            cache, at = flight.slot.layers[instruction.layer], flight.position
+            sides = [
+                (codes[:, at].astype(np.int64), shifts[:, at].astype(np.int64))
+                for codes, shifts in zip(cache.codes, cache.shifts, strict=True)
+            ]
+        for memory, (codes, per_block) in zip("KV", sides, strict=True):
             for head in range(spec.n_kv_heads):
                 for word in range(n_words):
                     tile, address = kv_address(
@@ -242,10 +276,5 @@ class Tracer:
                     )
                     inside = slice(word * elems, (word + 1) * elems)
                     blocks = slice(word * elems // BLOCK, (word + 1) * elems // BLOCK)
-                    data = np.concatenate(
-                        (
-                            codes[head, flight.position, inside],
-                            shifts[head, flight.position, blocks],
-                        )
-                    )
+                    data = np.concatenate((codes[head, inside], per_block[head, blocks]))
                     yield "H", memory, tile, address, 0, data

@@ -16,6 +16,7 @@ from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
 from romsim_rtl.encoding import first_row
 from romsim_rtl.hside import HSide
+from romsim_rtl.kv_hardware import check_kv_hardware
 from romsim_rtl.lora_side import configuration_members
 from romsim_rtl.lora_sizes import LORA_CYCLES, LORA_OFF_CYCLES
 from romsim_rtl.lside import LSide, LSideConfig
@@ -249,12 +250,7 @@ def _check(description: Description) -> None:
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
         )
-    if not target.kv.is_default:
-        raise SpecError(
-            f"KV cache of an RTL target must be the plain one, codec int8, retention all, layout "
-            f"contiguous, not {target.kv.text()!r}, for which there is no hardware yet; compile "
-            f"with --kv int8"
-        )
+    check_kv_hardware(target.kv)
     depths = {"token": TOKEN_CYCLES, "lora": LORA_CYCLES, "lora_off": LORA_OFF_CYCLES}
     for name, cycles in depths.items():
         if getattr(target.latency, name) != cycles:

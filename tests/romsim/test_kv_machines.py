@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import romsim
 from romsim.comparison import compare_values, make_reference
-from romsim.cycle import CycleModel
+from romsim.cycle import CycleModel, SramWrite
 from romsim_compiler.description import Description
-from romsim_compiler.kv import parse_kv
 from romsim_models.errors import SpecError
 from romsim_models.registry import open_model
 from tests.romsim.kv_chips import CONFIGS, Recorded, logits_of, text, with_kv
@@ -132,13 +131,27 @@ def test_values_beyond_float64s_integers_are_summed_in_words(tiny: Description) 
 
 
 def test_options_that_do_not_go_together_are_refused(tiny: Description) -> None:
+    for kv, sentence in (
+        (
+            "kvc-q",
+            "kv.codec one of int8, int4, int2, fp16, not 'tiered', whose words no RTL writes; "
+            "compile with --kv codec=int8",
+        ),
+        (
+            "h2o",
+            "kv.retention one of all, not 'h2o', whose words no RTL writes; compile with --kv "
+            "retention=all",
+        ),
+        (
+            "vllm",
+            "kv.layout one of contiguous, not 'paged', whose words no RTL writes; compile with "
+            "--kv layout=contiguous",
+        ),
+    ):
+        sentence = f"Trace of SRAM writes must be with {sentence}"
+        with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+            CycleModel(with_kv(tiny, kv), trace=lambda write: None)
     chip = with_kv(tiny, "int4")
-    sentence = (
-        "Trace of SRAM writes must be of the plain KV cache, not of 'codec=int4,group=32,"
-        "retention=all,layout=contiguous', whose words no RTL writes; compile with --kv int8"
-    )
-    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
-        CycleModel(chip, trace=lambda write: None)
     sentence = "Order of pages must be given with KV layout paged or slotmap, not with 'contiguous'"
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         CycleModel(chip, page_order=[0])
@@ -168,17 +181,51 @@ def test_interrupted_reference_must_be_reset_where_tokens_are_gone(tiny: Descrip
     decoder.forward([1])
 
 
-def test_rtl_refuses_what_it_has_no_hardware_for(tiny: Description) -> None:
+@pytest.mark.parametrize("kv", ["int4", "int2", "fp16"])
+def test_trace_has_the_compared_words(tiny: Description, kv: str) -> None:
+    values = Recorded()
+    writes: list[SramWrite] = []
+    model = CycleModel(with_kv(tiny, kv), threads=1, record=values, trace=writes.append)
+    for token in text(3):
+        model.step(token)
+    spec, tiles = tiny.spec, tiny.target.array.n_tiles
+    for side in "kv":
+        found = [w for w in writes if w.memory == side.upper()]
+        assert len(found) == 3 * spec.n_layers * spec.n_kv_heads
+        for number, word in enumerate(found):
+            position, rest = divmod(number, spec.n_layers * spec.n_kv_heads)
+            layer, head = divmod(rest, spec.n_kv_heads)
+            assert word.tile == position % tiles
+
+            wanted = [
+                values.values[f"L{layer}.{side}.{kind}", position].astype(np.int64)
+                for kind in (("words",) if kv == "fp16" else ("codes", "zeros", "scales"))
+            ]
+            words = [one.reshape(spec.n_kv_heads, -1)[head] for one in wanted]
+            if kv != "fp16":
+                words[1:] = [words[1] + (words[2] << 16)]
+            np.testing.assert_array_equal(word.data, np.concatenate(words))
+
+
+@pytest.mark.parametrize(
+    ("kv", "axis", "built", "found"),
+    [
+        ("kvc-q", "codec", "int8", "tiered"),
+        ("streaming-llm,codec=int8", "retention", "all", "stream"),
+        ("vllm,codec=int8", "layout", "contiguous", "paged"),
+    ],
+)
+def test_rtl_refuses_what_it_has_no_hardware_for(
+    tiny: Description, kv: str, axis: str, built: str, found: str
+) -> None:
     from romsim_rtl.top import Top
 
-    chip = with_kv(tiny, "int4")
     sentence = (
-        "KV cache of an RTL target must be the plain one, codec int8, retention all, layout "
-        f"contiguous, not '{parse_kv('int4').text()}', for which there is no hardware yet; compile "
-        "with --kv int8"
+        f"kv.{axis} of an RTL target must be one of {built}, not {found!r}, for which there is no "
+        f"hardware yet; compile with --kv {axis}={built}"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
-        Top(description=chip)
+        Top(description=with_kv(tiny, kv))
 
 
 def test_a_fitted_chip_has_room_for_every_slot(tmp_path: Path) -> None:

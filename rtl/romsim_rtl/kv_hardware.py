@@ -1,0 +1,28 @@
+"""Which KV configurations the RTL has hardware for, axis by axis (docs/kv.md)."""
+
+from __future__ import annotations
+
+from romsim_compiler.kv import KvConfig
+from romsim_models.errors import SpecError
+
+__all__ = ["KV_HARDWARE", "check_kv_hardware"]
+
+KV_HARDWARE = {"codec": ("int8",), "retention": ("all",), "layout": ("contiguous",)}
+"""Values of each axis that unit H is built for, in any combination; the plain cache's first."""
+
+
+def check_kv_hardware(kv: KvConfig) -> None:
+    """Refuse a KV configuration of which a choice has no hardware.
+
+    Raises
+    ------
+    SpecError
+        With the first axis whose choice has none.
+    """
+    for axis, built in KV_HARDWARE.items():
+        found = getattr(kv, axis)
+        if found not in built:
+            raise SpecError(
+                f"kv.{axis} of an RTL target must be one of {', '.join(built)}, not {found!r}, for "
+                f"which there is no hardware yet; compile with --kv {axis}={built[0]}"
+            )
