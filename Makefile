@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
 	@# Numba compiles the simulator's kernels once for a machine; done here, no first run is slow.
 	$(ROMSIM) compile tiny-int4 --target small -o build/.kernels > /dev/null
-	$(ROMSIM) simulate build/.kernels --tokens 1,2,3 --max-tokens 2 > /dev/null
+	$(ROMSIM) simulate build/.kernels --token-ids 1,2,3 --max-tokens 2 > /dev/null
 	@touch $(STAMP)
 
 model: $(STAMP)  ## fetch the default model into the cache, digest checked

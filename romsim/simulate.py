@@ -63,7 +63,7 @@ class Simulation:
         }
 
 
-def load_tokenizer(description: Description, *, ids: str | None = "--tokens") -> Tokenizer:
+def load_tokenizer(description: Description, *, ids: str | None = "--token-ids") -> Tokenizer:
     """Return the tokenizer in a description.
 
     Parameters
@@ -92,7 +92,6 @@ def prompt_tokens(
     prompt: str | None = None,
     chat: str | None = None,
     tokens: Sequence[int] | None = None,
-    ids: str = "--tokens",
 ) -> list[int]:
     """Return the prompt as token ids.
 
@@ -100,8 +99,6 @@ def prompt_tokens(
     ----------
     prompt, chat, tokens
         A text, a user's message or token ids.
-    ids
-        The option with which token ids are given.
 
     Raises
     ------
@@ -111,15 +108,15 @@ def prompt_tokens(
     given = [x for x in (prompt, chat, tokens) if x is not None]
     if len(given) != 1:
         raise SpecError(
-            f"Prompt must be given once, as --prompt, --chat or {ids}, not {len(given)} times"
+            f"Prompt must be given once, as --prompt, --chat or --token-ids, not {len(given)} times"
         )
     if tokens is not None:
         found = list(tokens)
     elif chat is not None:
-        found = load_tokenizer(description, ids=ids).encode_chat(chat)
+        found = load_tokenizer(description).encode_chat(chat)
     else:
         assert prompt is not None
-        found = load_tokenizer(description, ids=ids).encode(prompt)
+        found = load_tokenizer(description).encode(prompt)
     if not found:
         raise SpecError("Prompt must have at least one token, not none; give a text")
     vocab = description.spec.vocab_size

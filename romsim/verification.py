@@ -219,7 +219,7 @@ def verify(
     require_images(loaded, "Comparison of values")
     if prompt is None and chat is None and tokens is None:
         prompt = DEFAULT_PROMPT
-    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=tokens, ids="--token-ids")
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=tokens)
     check_length(loaded, len(ids), n_new, feeds_last=True)
     opened = open_adapters(loaded, adapter, loras)
     checkpoint = open_source(loaded, model)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import click
 
 from romsim_models.errors import SpecError
 
-__all__ = ["adapter_folders", "token_ids"]
+__all__ = ["adapter_folders", "integers_option"]
 
 
 def adapter_folders(texts: Sequence[str]) -> dict[str, str]:
@@ -29,17 +32,21 @@ def adapter_folders(texts: Sequence[str]) -> dict[str, str]:
     return adapters
 
 
-def token_ids(option: str, text: str | None) -> list[int] | None:
-    """Return the integers of a list with commas, or ``None`` where the option was not given.
+def integers_option(name: str, help: str) -> Callable[[Any], Any]:
+    """Return an option whose value is a list of integers, or ``None`` where it is not given.
 
-    Raises
-    ------
-    SpecError
-        If a part is no integer.
+    A value that is none is refused as a `SpecError`.
     """
+    return click.option(name, callback=_integers, help=help)
+
+
+def _integers(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> list[int] | None:
     if text is None:
         return None
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise SpecError(f"{option} must be integers separated by commas, not {text!r}") from None
+        name = parameter.opts[0]
+        raise SpecError(f"{name} must be integers separated by commas, not {text!r}") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from romsim.commands.arguments import token_ids
+from romsim.commands.arguments import integers_option
 from romsim.commands.output import emit_json, json_option, say
 
 __all__ = ["command"]
@@ -23,7 +23,7 @@ __all__ = ["command"]
     metavar="PRESET|KEY=VALUE,...",
     help="A KV cache as for compile --kv; repeatable [default: every preset].",
 )
-@click.option("--contexts", help="Tokens at which rates are given [default: 256,1024,4096,16384].")
+@integers_option("--contexts", "Tokens at which rates are given [default: 256,1024,4096,16384].")
 @click.option("--rank", default=0, show_default=True, help="Rank of a resident adapter.")
 @click.option("--weights", help="Format of all matrices [default: the target's own].")
 @click.option("--csv", "csv_path", type=click.Path(), help="Write a line per rate as CSV, too.")
@@ -32,7 +32,7 @@ def command(
     model: str,
     target: str,
     configs: tuple[str, ...],
-    contexts: str | None,
+    contexts: list[int] | None,
     rank: int,
     weights: str | None,
     csv_path: str | None,
@@ -47,7 +47,7 @@ def command(
         model,
         target=target,
         configs=configs or tuple(KV_PRESETS),
-        contexts=token_ids("--contexts", contexts) or CONTEXTS,
+        contexts=contexts or CONTEXTS,
         rank=rank,
         weights=weights,
     )

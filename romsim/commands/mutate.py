@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from romsim.commands.arguments import token_ids
+from romsim.commands.arguments import integers_option
 from romsim.commands.output import Progress, emit_json, json_option, say
 
 __all__ = ["command"]
@@ -17,7 +17,7 @@ __all__ = ["command"]
 @click.option("--count", default=20, show_default=True, help="Faults of each kind.")
 @click.option("--kinds", help="Kinds of faults, separated by commas [default: all].")
 @click.option("--seed", default=1, show_default=True, help="Of the choice of faults.")
-@click.option("--tokens", help="Token ids of the prompt, separated by commas [default: five].")
+@integers_option("--token-ids", "Token ids of the prompt, separated by commas [default: five].")
 @click.option("--max-tokens", default=3, show_default=True, help="Tokens to decode.")
 @click.option("--opt", default="-O1", show_default=True, help="Optimisation of the simulation.")
 @json_option
@@ -26,7 +26,7 @@ def command(
     count: int,
     kinds: str | None,
     seed: int,
-    tokens: str | None,
+    token_ids: list[int] | None,
     max_tokens: int,
     opt: str,
     as_json: bool,
@@ -37,7 +37,7 @@ def command(
     from romsim_rtl.driver_build import BuildOptions
 
     progress = Progress()
-    more = {} if tokens is None else {"tokens": token_ids("--tokens", tokens) or []}
+    more = {} if token_ids is None else {"tokens": token_ids}
     report = mutate(
         description,
         n_new=max_tokens,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from romsim.commands.arguments import token_ids
+from romsim.commands.arguments import integers_option
 from romsim.commands.output import Progress, emit_json, json_option, say
 from romsim_models.errors import SpecError
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.argument("description", type=click.Path())
 @click.option("--prompt", help="Text to continue.")
 @click.option("--chat", help="A user's message, put into the model's chat template.")
-@click.option("--tokens", help="Token ids, separated by commas.")
+@integers_option("--token-ids", "The prompt as token ids, separated by commas.")
 @click.option("-n", "--n", "n_answers", default=4, show_default=True, help="Answers.")
 @click.option("--max-tokens", default=64, show_default=True, help="New tokens of each at most.")
 @click.option("--beams", is_flag=True, help="The likeliest answers by a beam of that width.")
@@ -37,7 +37,7 @@ def command(
     description: str,
     prompt: str | None,
     chat: str | None,
-    tokens: str | None,
+    token_ids: list[int] | None,
     n_answers: int,
     max_tokens: int,
     beams: bool,
@@ -59,7 +59,7 @@ def command(
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise SpecError(f"--{name.replace('_', '-')} must be used without --beams")
     loaded = Description.load(description)
-    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=token_ids("--tokens", tokens))
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=token_ids)
     progress = Progress()
     done = sample(
         loaded,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from romsim.commands.arguments import adapter_folders, token_ids
+from romsim.commands.arguments import adapter_folders, integers_option
 from romsim.commands.output import Progress, emit_json, json_option, say
 from romsim_models.errors import SpecError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _ONLY_WITH_VALUES = (
-    "prompt", "chat", "tokens", "max_tokens", "temperature", "top_k", "seed", "ignore_eos", "model",
-    "lora",
+    "prompt", "chat", "token_ids", "max_tokens", "temperature", "top_k", "seed", "ignore_eos",
+    "model", "lora",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ _ONLY_WITH_VALUES = (
 @click.argument("description", type=click.Path())
 @click.option("--prompt", help="Text to continue.")
 @click.option("--chat", help="A user's message, put into the model's chat template.")
-@click.option("--tokens", help="Token ids, separated by commas.")
+@integers_option("--token-ids", "The prompt as token ids, separated by commas.")
 @click.option("--max-tokens", default=64, show_default=True, help="New tokens at most.")
 @click.option(
     "--engine", default="cycle", show_default=True, help="cycle, reference, rtl or timing."
@@ -46,7 +46,7 @@ _ONLY_WITH_VALUES = (
     metavar="[NAME=]FOLDER",
     help="Folder of the adapter, for --engine reference.",
 )
-@click.option("--positions", default=None, help="With --engine timing: contexts, e.g. 0,256,1024.")
+@integers_option("--positions", "With --engine timing: contexts, e.g. 0,256,1024.")
 @click.option(
     "--trace",
     type=click.Path(),
@@ -59,7 +59,7 @@ def command(
     description: str,
     prompt: str | None,
     chat: str | None,
-    tokens: str | None,
+    token_ids: list[int] | None,
     max_tokens: int,
     engine: str,
     temperature: float,
@@ -69,7 +69,7 @@ def command(
     ignore_eos: bool,
     model: str | None,
     lora: tuple[str, ...],
-    positions: str | None,
+    positions: list[int] | None,
     trace: str | None,
     as_json: bool,
 ) -> None:
@@ -83,7 +83,7 @@ def command(
     loaded = Description.load(description)
     if engine == "timing":
         _refuse(ctx, _ONLY_WITH_VALUES, "with --engine cycle or reference, not with timing")
-        _timing(loaded, token_ids("--positions", positions), adapter, as_json)
+        _timing(loaded, positions, adapter, as_json)
         _trace(loaded, trace, adapter)
         return
     _refuse(ctx, ("positions",), "with --engine timing, not with values")
@@ -94,7 +94,7 @@ def command(
     from romsim.simulate import check_length, prompt_tokens, simulate
 
     check_engine(engine, loaded)
-    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=token_ids("--tokens", tokens))
+    ids = prompt_tokens(loaded, prompt=prompt, chat=chat, tokens=token_ids)
     check_length(loaded, len(ids), max_tokens)
     sampler = Sampler(temperature=temperature, top_k=top_k, seed=seed)
     folders = adapter_folders(lora)

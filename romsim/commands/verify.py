@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from romsim.commands.arguments import adapter_folders, token_ids
+from romsim.commands.arguments import adapter_folders, integers_option
 from romsim.commands.output import Progress, emit_json, json_option, say
 from romsim_models.errors import SpecError
 
@@ -27,7 +27,7 @@ _BEFORE, _AFTER = 40, 8  # cycles of a waveform around a difference
 @click.option("--model", help="File, folder or name [default: the built-in model of that name].")
 @click.option("--prompt", help="Text to continue [default: a fixed one].")
 @click.option("--chat", help="A user's message, put into the model's chat template.")
-@click.option("--token-ids", help="The prompt as token ids, separated by commas.")
+@integers_option("--token-ids", "The prompt as token ids, separated by commas.")
 @click.option("--tokens", default=8, show_default=True, help="Tokens to decode.")
 @click.option(
     "--level",
@@ -51,7 +51,7 @@ def command(
     model: str | None,
     prompt: str | None,
     chat: str | None,
-    token_ids: str | None,
+    token_ids: list[int] | None,
     tokens: int,
     level: str | None,
     adapter: str | None,
@@ -72,7 +72,7 @@ def command(
         model=model,
         prompt=prompt,
         chat=chat,
-        tokens=_ids(token_ids),
+        tokens=token_ids,
         n_new=tokens,
         level=level,
         adapter=adapter,
@@ -88,7 +88,8 @@ def command(
         _say_reference(report.reference)
         again = ["romsim", "verify", description, "--tokens", str(tokens), "--level", report.level]
         given = {
-            "--model": model, "--prompt": prompt, "--chat": chat, "--token-ids": token_ids,
+            "--model": model, "--prompt": prompt, "--chat": chat,
+            "--token-ids": None if token_ids is None else ",".join(map(str, token_ids)),
             "--adapter": adapter, "--max-lanes": max_lanes,
         }  # fmt: skip
         again += [w for key, value in given.items() if value is not None for w in (key, str(value))]
@@ -101,10 +102,6 @@ def command(
             say(f"not covered: {what}")
     if not report.passed:
         sys.exit(1)
-
-
-def _ids(text: str | None) -> list[int] | None:
-    return token_ids("--token-ids", text)
 
 
 def _waves(form: str | None, first: int | None, last: int | None, out: str) -> Waves | None:

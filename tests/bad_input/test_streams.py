@@ -51,7 +51,7 @@ def test_full_output_is_an_error() -> None:
 
 def test_run_without_standard_output_ends_well(tmp_path: Path) -> None:
     chip = compile_tiny("tiny-int4", tmp_path / "chip")
-    command = [sys.executable, "-m", "romsim.cli", "simulate", str(chip.path), "--tokens", "1,2"]
+    command = [sys.executable, "-m", "romsim.cli", "simulate", str(chip.path), "--token-ids", "1,2"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command, "--max-tokens", "2"],
         stderr=subprocess.PIPE,

@@ -46,7 +46,16 @@ def test_command_line_puts_an_adapter_into_the_chip_and_tells_its_error(
     assert line in done.out.splitlines()
     assert sorted(romsim.load(out).manifest["adapters"]) == ["poet", "story"]
     done = run_command(
-        capsys, "simulate", out, "--tokens", "1,2", "--max-tokens", 3, "--adapter", "poet", "--json"
+        capsys,
+        "simulate",
+        out,
+        "--token-ids",
+        "1,2",
+        "--max-tokens",
+        3,
+        "--adapter",
+        "poet",
+        "--json",
     )
     assert (done.code, len(done.json()["tokens"])) == (0, 3)
     done = run_command(

@@ -260,7 +260,7 @@ def test_simulate(tiny: Description, capsys: Capture) -> None:
 
 def test_simulate_is_seeded(tiny: Description, capsys: Capture) -> None:
     def said(*more: object) -> list[int]:
-        arguments = ["simulate", tiny.path, "--tokens", "40,41", "--max-tokens", 12, "--json"]
+        arguments = ["simulate", tiny.path, "--token-ids", "40,41", "--max-tokens", 12, "--json"]
         tokens: list[int] = run_command(capsys, *arguments, *more).json()["tokens"]
         return tokens
 
@@ -270,7 +270,7 @@ def test_simulate_is_seeded(tiny: Description, capsys: Capture) -> None:
 
 
 def test_simulate_on_the_reference_has_no_clock(tiny: Description, capsys: Capture) -> None:
-    arguments = ["simulate", tiny.path, "--tokens", "40", "--max-tokens", 2]
+    arguments = ["simulate", tiny.path, "--token-ids", "40", "--max-tokens", 2]
     done = run_command(capsys, *arguments, "--engine", "reference", "--json")
     values = checked(done, "simulate")
     assert (values["prefill_cycles"], values["token_cycles"]) == (None, [])
@@ -310,11 +310,11 @@ def test_trace_is_written_after_a_run_and_not_before(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Prompt must be given once, as --prompt, --chat or --tokens, not 0 times"),
+        ([], "Prompt must be given once, as --prompt, --chat or --token-ids, not 0 times"),
         (["--prompt", ""], "Prompt must have at least one token, not none; give a text"),
-        (["--tokens", "1,x"], "--tokens must be integers separated by commas, not '1,x'"),
-        (["--tokens", ""], "--tokens must be integers separated by commas, not ''"),
-        (["--tokens", "300"], "Token id must be from 0 to 287, not 300"),
+        (["--token-ids", "1,x"], "--token-ids must be integers separated by commas, not '1,x'"),
+        (["--token-ids", ""], "--token-ids must be integers separated by commas, not ''"),
+        (["--token-ids", "300"], "Token id must be from 0 to 287, not 300"),
         (["--prompt", "a", "--max-tokens", "0"], "Number of new tokens must be at least 1, not 0"),
         (
             ["--prompt", "a" * 120],

@@ -115,7 +115,7 @@ def test_beams_that_end_stay_among_the_answers(chip: Description) -> None:
 
 
 def test_command(drawn: Samples, chip: Description, capsys: Capture) -> None:
-    arguments = ["sample", chip.path, "--tokens", ",".join(map(str, PROMPT)), "--max-tokens", 14]
+    arguments = ["sample", chip.path, "--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", 14]
     arguments += ["--temperature", 0.8, "--top-k", 40, "--seed", 5, "--ignore-eos"]
     done = run_command(capsys, *arguments, "--json")
     assert done.code == 0
@@ -163,7 +163,7 @@ def test_refusals(chip: Description, tiny: Description, capsys: Capture) -> None
     )
     with pytest.raises(SpecError, match=f"^{re.escape(told)}$"):
         romsim.sample(tiny, PROMPT)
-    done = run_command(capsys, "sample", chip.path, "--tokens", "1", "--beams", "--seed", 1)
+    done = run_command(capsys, "sample", chip.path, "--token-ids", "1", "--beams", "--seed", 1)
     assert (done.code, done.err) == (2, "romsim: --seed must be used without --beams\n")
     with pytest.raises(SpecError, match=r"^Slots must be 1 to 256, not 0$"):
         romsim.compile("tiny-int4", chip.path.parent / "other", target="small", slots=0)

@@ -124,10 +124,10 @@ def test_prompt_in_its_three_forms(tiny: Description) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({}, "Prompt must be given once, as --prompt, --chat or --tokens, not 0 times"),
+        ({}, "Prompt must be given once, as --prompt, --chat or --token-ids, not 0 times"),
         (
             {"prompt": "a", "tokens": [1]},
-            "Prompt must be given once, as --prompt, --chat or --tokens, not 2 times",
+            "Prompt must be given once, as --prompt, --chat or --token-ids, not 2 times",
         ),
         ({"prompt": ""}, "Prompt must have at least one token, not none; give a text"),
         ({"tokens": []}, "Prompt must have at least one token, not none; give a text"),
@@ -144,7 +144,7 @@ def test_prompt_that_is_none_is_refused(
 def test_text_without_a_tokenizer_is_refused(shape: Description) -> None:
     sentence = (
         f"{shape.path} must have a tokenizer for text, but its model brought none; give token ids "
-        f"with --tokens"
+        f"with --token-ids"
     )
     refused(SpecError, sentence, prompt_tokens, description=shape, prompt="a")
 

@@ -122,7 +122,17 @@ def test_injected_faults_are_found_and_what_cannot_be_seen_is_said(
     # the lowest bits of a gain are below what 8 bits of its product show
     done = run_command(
         capsys,
-        *("mutate", chip.path, "--kinds", "gain", "--count", 4, "--tokens", "1,5", "--max-tokens"),
+        *(
+            "mutate",
+            chip.path,
+            "--kinds",
+            "gain",
+            "--count",
+            4,
+            "--token-ids",
+            "1,5",
+            "--max-tokens",
+        ),
         *(0, "--opt", OPTIONS.opt, "--json"),
     )
     assert (done.code, done.err) == (1, "")
