@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from contextlib import suppress
 from pathlib import Path
 
 from romsim.rates import adapter_ranks, timing_model
+from romsim.whole_file import write_text
 from romsim_compiler.description import Description
-from romsim_models.errors import CapacityError, DescriptionError, SpecError
+from romsim_models.errors import CapacityError, SpecError
 
 __all__ = ["check_timeline_path", "timeline_rows", "write_timeline"]
 
@@ -74,9 +74,8 @@ def write_timeline(
     Raises
     ------
     SpecError
-        If the ending is neither ``.json`` nor ``.csv``, or the adapter is not resident.
-    DescriptionError
-        If the file cannot be written.
+        If the ending is neither ``.json`` nor ``.csv``, the adapter is not resident, or the file
+        cannot be written.
     """
     check_timeline_path(path)
     rows = timeline_rows(description, position, adapter=adapter)
@@ -88,16 +87,7 @@ def write_timeline(
         text = buffer.getvalue()
     else:
         text = json.dumps(_trace(description, rows)) + "\n"
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise DescriptionError(
-            f"Timeline {path} must be writable, not {error.strerror!r}; choose another file"
-        ) from None
+    write_text(path, text, what="Timeline")
 
 
 def _trace(description: Description, rows: list[dict[str, object]]) -> dict[str, object]:

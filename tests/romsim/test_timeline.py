@@ -11,7 +11,7 @@ import pytest
 from romsim.rates import decode_rates
 from romsim.timeline import timeline_rows, write_timeline
 from romsim_compiler.description import Description
-from romsim_models.errors import CapacityError, DescriptionError, SpecError
+from romsim_models.errors import CapacityError, SpecError
 
 
 def test_rows_are_the_program_in_time(tiny: Description) -> None:
@@ -83,7 +83,7 @@ def test_unwritable_file_is_refused(
     (tmp_path / "file").write_text("kept")
     path = tmp_path / where
     sentence = f"Timeline {path} must be writable, not {reason!r}; choose another file"
-    with pytest.raises(DescriptionError, match=rf"^{re.escape(sentence)}$"):
+    with pytest.raises(SpecError, match=rf"^{re.escape(sentence)}$"):
         write_timeline(tiny, path)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -94,7 +94,7 @@ def test_folder_in_the_way_is_refused_and_nothing_is_left(
     path = tmp_path / "t.csv"
     path.mkdir()
     sentence = f"Timeline {path} must be writable, not 'Is a directory'; choose another file"
-    with pytest.raises(DescriptionError, match=rf"^{re.escape(sentence)}$"):
+    with pytest.raises(SpecError, match=rf"^{re.escape(sentence)}$"):
         write_timeline(tiny, path)
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
