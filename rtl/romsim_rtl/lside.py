@@ -211,10 +211,11 @@ class LSide(wiring.Component):
         groups = config.tile.x.n_groups
         m.d.comb += [
             drive.bc_en.eq(self.bc_kind == 1),
-            drive.bc_token.eq(self.bc_token),
             drive.bc_row.eq(self.bc_block[(groups - 1).bit_length() :]),
             drive.bc_mask.eq(self.bc_mask),
         ]
+        if config.tile.x.token_bits:
+            m.d.comb += drive.bc_token.eq(self.bc_token)
         for group in range(groups):
             m.d.comb += [
                 drive.bc_codes[group].eq(self.bc_codes[group]),

@@ -172,10 +172,9 @@ def _drive_words(
     """Address the x buffer: port ``j`` reads words from ``(j mod ks) · wpc`` on."""
     x = unit.config.tile.x
     last = word + 1 == held["wpc"]
-    m.d.comb += [
-        drive.x_en.eq(active & (plane == 0)),
-        drive.x_token.eq(held["token"]),
-    ]
+    m.d.comb += drive.x_en.eq(active & (plane == 0))
+    if x.token_bits:
+        m.d.comb += drive.x_token.eq(held["token"])
     for port in range(unit.config.tile.n_ports):
         at = Signal(x.word_bits, name=f"x_word{port}", reset_less=True)
         first = Signal(x.word_bits, name=f"x_first{port}", reset_less=True)

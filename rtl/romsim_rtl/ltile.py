@@ -14,7 +14,7 @@ from romsim_models.errors import SpecError
 from romsim_rtl.cell import Cell, CellConfig
 from romsim_rtl.ltile_rows import Row
 from romsim_rtl.memory import Rom, VerilogPlatform, address_bits, replicate
-from romsim_rtl.xbuffer import XBuffer, XBufferSizes, beat_signature
+from romsim_rtl.xbuffer import XBuffer, XBufferSizes, beat_signature, token_member
 
 __all__ = ["CELL_MODULE", "ROW_MODULE", "TILE_PARAMETER", "LTile", "LTileConfig", "tile_signature"]
 
@@ -111,7 +111,7 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
     members |= {name: In(1) for name in stages}
     members |= {
         "x_en": In(1),
-        "x_token": In(max(1, config.x.token_bits)),
+        **token_member(config.x, "x_token"),
         "x_word": In(config.x.word_bits).array(config.n_ports),
         "rom_en": In(1),
         "rom_addr": In(address_bits(config.rom_rows)),
@@ -278,8 +278,13 @@ class LTile(wiring.Component):
         for port in range(config.n_ports):
             buffer = XBuffer(sizes=config.x, config=config.cell)
             m.submodules[f"x{port}"] = buffer
-            for name in ("bc_en", "bc_token", "bc_row", "bc_mask"):
+            for name in ("bc_en", "bc_row", "bc_mask"):
                 m.d.comb += getattr(buffer, name).eq(getattr(self, name))
+            if config.x.token_bits:
+                m.d.comb += [
+                    buffer.bc_token.eq(self.bc_token),
+                    buffer.r_token.eq(self.x_token),
+                ]
             for group in range(config.x.n_groups):
                 m.d.comb += [
                     buffer.bc_codes[group].eq(self.bc_codes[group]),
@@ -288,7 +293,6 @@ class LTile(wiring.Component):
                 ]
             m.d.comb += [
                 buffer.r_en.eq(self.x_en),
-                buffer.r_token.eq(self.x_token),
                 buffer.r_word.eq(self.x_word[port]),
                 buffer.v_unpack.eq(self.v_unpack),
             ]

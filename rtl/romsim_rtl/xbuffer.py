@@ -15,7 +15,7 @@ from romsim_rtl.cell import CellConfig
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.opaque import opaque_mask
 
-__all__ = ["XBuffer", "XBufferSizes", "beat_signature"]
+__all__ = ["XBuffer", "XBufferSizes", "beat_signature", "token_member"]
 
 _DIGITS = 0x00FF00FF00FF00FF
 _BIAS = 0x0080008000800080
@@ -83,20 +83,25 @@ class XBufferSizes:
         return (self.n_inflight - 1).bit_length()
 
 
+def token_member(sizes: XBufferSizes, name: str) -> dict[str, Any]:
+    """Describe an in-flight index: no port at all where there is only one token."""
+    return {name: In(sizes.token_bits)} if sizes.token_bits else {}
+
+
 def beat_signature(sizes: XBufferSizes) -> dict[str, Any]:
     """Describe a beat of the broadcast.
 
     Members
     -------
     bc_en, bc_token, bc_row
-        There is a beat; in-flight index; number of the beat in the vector.
+        There is a beat; in-flight index, where there are several; number of the beat in the vector.
     bc_mask, bc_codes, bc_shift, bc_sum
         For each block of 32: whether it counts, its codes, shift and sum.
     """
     groups = sizes.n_groups
     return {
         "bc_en": In(1),
-        "bc_token": In(max(1, sizes.token_bits)),
+        **token_member(sizes, "bc_token"),
         "bc_row": In(sizes.row_bits),
         "bc_mask": In(groups),
         "bc_codes": In(8 * MX_BLOCK).array(groups),
@@ -118,7 +123,7 @@ class XBuffer(wiring.Component):
     bc_*
         A beat of the broadcast, see `beat_signature`; it can be read two cycles later.
     r_en, r_token, r_word : In
-        Address of a word; every token's buffer begins at word 0.
+        Address of a word; every token's buffer begins at word 0. Without ``r_token`` there is one.
     v_unpack : In(1)
         One cycle after ``r_en``: load the output registers.
     x, total, shift : Out
@@ -132,7 +137,7 @@ class XBuffer(wiring.Component):
             beat_signature(sizes)
             | {
                 "r_en": In(1),
-                "r_token": In(max(1, sizes.token_bits)),
+                **token_member(sizes, "r_token"),
                 "r_word": In(sizes.word_bits),
                 "v_unpack": In(1),
                 "x": Out(64).array(blocks * config.n_packed),
@@ -152,7 +157,7 @@ class XBuffer(wiring.Component):
         m.d.sync += writes.eq(self.bc_en)
         with m.If(self.bc_en):
             m.d.sync += [
-                address.eq(Cat(self.bc_row, self.bc_token[: sizes.token_bits])),
+                address.eq(Cat(self.bc_row, *self._token("bc_token"))),
                 mask.eq(self.bc_mask),
             ]
             for group in range(sizes.n_groups):
@@ -180,7 +185,7 @@ class XBuffer(wiring.Component):
                 memory.w_mask.eq(mask[mine]),
                 memory.w_data.eq(Cat(*stored[mine])),
                 memory.r_en.eq(reads),
-                memory.r_addr.eq(Cat(self.r_word[bank_bits:], self.r_token[: sizes.token_bits])),
+                memory.r_addr.eq(Cat(self.r_word[bank_bits:], *self._token("r_token"))),
             ]
             words.append(memory.r_data)
         chosen = Signal(max(1, bank_bits), reset_less=True)
@@ -191,6 +196,9 @@ class XBuffer(wiring.Component):
             word = Mux(chosen == bank, words[bank], word)
         self._unpack(m, word, opaque_mask(m, platform, "digits", _DIGITS))
         return m
+
+    def _token(self, name: str) -> list[Value]:
+        return [getattr(self, name)] if self.sizes.token_bits else []
 
     def _stored(self, codes: Value) -> Value:
         """Put a block's codes, plus 128, in the order in which packed words take them."""

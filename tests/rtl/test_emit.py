@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from romsim_compiler.description import Description
+from romsim_compiler.pipeline import CompileOptions, compile_model
 from romsim_models.errors import DescriptionError, SpecError
+from romsim_models.synthetic import synthetic_checkpoint
 from romsim_rtl.emit import MACROS, TOP_MODULE, Emission, emit_rtl
 from romsim_rtl.encoding import WORD_BITS, encode_program
 from romsim_rtl.rom_files import program_words, write_images
 from romsim_rtl.toolchain import lint
 from tests.command_line import run_command
-from tests.tiny_chips import compile_tiny, copied, reseal, tree
+from tests.tiny_chips import compile_tiny, sized_target, tree
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,22 @@ def test_folder_holds_what_the_manifest_and_the_file_list_say(emission: Emission
     assert {f"rom/{name}" for name in emission.images} < names
     sizes = [len((folder / name).read_bytes()) for name in emission.verilog]
     assert sum(sizes) == emission.n_verilog_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.verilator
+@pytest.mark.parametrize("n_inflight", [1, 3])
+def test_lint_has_nothing_to_say_of_other_numbers_of_tokens(
+    n_inflight: int, tmp_path: Path
+) -> None:
+    chip = compile_tiny(
+        "tiny-int4",
+        tmp_path / "build",
+        target=sized_target("small", n_inflight=n_inflight),
+    )
+    other = emit_rtl(chip, tmp_path / "rtl")
+    report = lint([other.folder / name for name in other.verilog], TOP_MODULE)
+    assert report.messages == ()
 
 
 @pytest.mark.verilator
@@ -135,13 +153,18 @@ def test_same_bytes_again_in_another_process_with_another_seed(
 
 
 @pytest.mark.slow
-def test_other_weights_give_the_same_verilog(
+def test_another_checkpoint_of_the_shape_gives_the_same_verilog(
     chip: Description, emission: Emission, tmp_path: Path
 ) -> None:
-    folder = copied(chip.path, tmp_path / "chip")
-    raw = np.fromfile(folder / "rom.bin", np.uint8)
-    (raw ^ 0x11).tofile(folder / "rom.bin")
-    other = emit_rtl(Description.load(reseal(folder)), tmp_path / "rtl")
+    checkpoint = synthetic_checkpoint(chip.spec, seed=2)
+    again = compile_model(
+        checkpoint,
+        chip.target,
+        tmp_path / "chip",
+        options=CompileOptions(context=chip.context),
+    )
+    assert again.placement != chip.placement  # grids and shifts of gains, which are program words
+    other = emit_rtl(again, tmp_path / "rtl")
     for name in emission.verilog:
         assert (other.folder / name).read_bytes() == (emission.folder / name).read_bytes()
     images = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.target import Array
 from romsim_models.errors import SpecError
 from romsim_rtl.cell import CellConfig
+from romsim_rtl.emit import verilog_texts
 from romsim_rtl.encoding import pack
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.lside_run import MATVEC_CYCLES
 from romsim_rtl.ltile import LTileConfig
+from romsim_rtl.toolchain import lint
 from romsim_rtl.xbuffer import XBufferSizes
 from tests.rtl.stepped import simulate
 
@@ -36,6 +39,7 @@ class Chip:
     collect_cycles: int = 1
     n_rows: int = 10
     n_cols: int = 96
+    n_inflight: int = 2
     code_bits: int = 4
     offset: int = 0
     may_round: bool = False
@@ -90,7 +94,7 @@ class Chip:
                 cell=cell,
                 x=XBufferSizes(
                     n_words=mapping.ks * mapping.wpc,
-                    n_inflight=2,
+                    n_inflight=self.n_inflight,
                     n_groups=self.n_lanes // 32,
                     word_blocks=self.word_codes // 32,
                 ),
@@ -407,6 +411,17 @@ def test_embedding_row_is_read_word_by_word(n_tiles: int, n_cells: int, ks: int)
 
     simulate(dut, bench)
     assert seen == wanted
+
+
+@pytest.mark.verilator
+@pytest.mark.parametrize("n_inflight", [1, 3])
+def test_lint_has_nothing_to_say(n_inflight: int, tmp_path: Path) -> None:
+    unit = LSide(config=Chip(n_inflight=n_inflight).config())
+    paths = []
+    for name, text in verilog_texts(unit, "romsim_lside").items():
+        paths.append(tmp_path / name)
+        paths[-1].write_text(text)
+    assert lint(paths, "romsim_lside").messages == ()
 
 
 @pytest.mark.parametrize(
