@@ -134,7 +134,8 @@ class WordMap:
         pace = 2 if instruction.op == "glu" else 1  # cycles a beat: gate, then up
         if instruction.op == "attn":
             # a beat's sum over the tiles joins the nodes of the merge stack one a cycle
-            last_block = (position + word.token) // self._target.attention.attn_block
+            held = self._target.kv.held(position + word.token + 1)
+            last_block = (held - 1) // self._target.attention.attn_block
             pace = 1 + (last_block >> 1).bit_count()
         if word.memory in ("X", "Y", "D", "O"):
             index = word.address * lanes + word.lane + np.arange(len(values))

@@ -134,6 +134,11 @@ class Datapath:
         return SlotState.create(self._spec, self._context)
 
     @property
+    def n_kv_rows(self) -> int:
+        """Rows of a KV head in one layer, all tiles together; of the pool where there is one."""
+        return self._context if self._kv_unit is None else self._kv_unit.n_rows
+
+    @property
     def pages(self) -> PagePool | None:
         """Pages of the KV cache, all slots together; ``None`` without a block table."""
         return self._kv_unit.pool if self._kv_unit is not None else None

@@ -58,6 +58,8 @@ class KvStore:
     positions
         Of the token in each slot where slots are reused, and of wide tokens where widths differ:
         int64 [n_kv_heads, slots]; -1: none.
+    last_slots
+        The last token's slot in each KV head, int64 [n_kv_heads].
     mass
         Attention mass of each slot, int64 [n_kv_heads, slots], where tokens are ranked by it.
     written
@@ -82,6 +84,7 @@ class KvStore:
         n_slots = len(row_map.rows) if kv.is_ranked or kv.retention == "stream" else 0
         self.mass = np.zeros((spec.n_kv_heads, n_slots), np.int64)
         self.positions = np.full((spec.n_kv_heads, n_slots), -1, np.int64)
+        self.last_slots: NDArray[np.int64] = np.full(spec.n_kv_heads, -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
         self._bits: dict[tuple[int, int], int] = {}
         none = np.zeros((spec.n_kv_heads, 0), np.int64)
@@ -117,6 +120,7 @@ class KvStore:
         slots = self._slots(position)
         for slot in set(slots.tolist()):
             self.row_map.own(slot)
+        self.last_slots[:] = slots
         self.memory.grow(int(self.row_map.rows[slots].max()) + 1)
         for side, values in enumerate((k, v)):
             encoded, bits = self._encode(side, values, note)

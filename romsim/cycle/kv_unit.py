@@ -38,6 +38,17 @@ class KvUnit:
         Threads that share attention.
     page_order
         In which free pages are handed out, for layouts with a table; ascending if ``None``.
+
+    Attributes
+    ----------
+    kv
+        The configuration.
+    n_slots
+        Slots of a sequence.
+    pool
+        Pages of all sequences, or ``None`` without a table.
+    n_rows
+        Rows of a KV head in one layer, all tiles together: of a sequence, or of the pool.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class KvUnit:
             if sequences > 1:  # each may take as many of every colour
                 n_pages = -(-n_pages // colours) * colours * sequences
             self.pool = PagePool(n_pages, n_colours=colours, order=page_order)
+        self.n_rows = self.n_slots if self.pool is None else self.pool.n_pages * self._block
         self._memories = [
             KvMemory(self._spec.n_kv_heads, width) for _ in range(self._spec.n_layers)
         ]

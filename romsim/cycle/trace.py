@@ -86,28 +86,36 @@ def kv_address(
     *,
     layer: int,
     head: int,
-    token: int,
+    row: int,
     word: int,
     n_kv_heads: int,
-    context: int,
+    n_rows: int,
     n_tiles: int,
     words_per_head: int,
     slot: int,
     n_layers: int,
 ) -> tuple[int, int]:
-    """Return (tile, word address) of a KV word (docs/machine.md, section 3).
+    """Return (tile, word address) of a KV word (docs/machine.md, section 3; docs/kv.md, 7).
 
-    Slots follow one another, each as large as one sequence's cache.
+    Sequence slots follow one another, each as large as one sequence's cache, where rows are not of
+    a pool that all share.
+
+    Parameters
+    ----------
+    row
+        Of the token: its number in the plain cache.
+    n_rows
+        Rows of a KV head in all tiles.
     """
-    per_head = -(-context // n_tiles)
-    row = ((slot * n_layers + layer) * n_kv_heads + head) * per_head + token // n_tiles
-    return token % n_tiles, row * words_per_head + word
+    per_head = -(-n_rows // n_tiles)
+    place = ((slot * n_layers + layer) * n_kv_heads + head) * per_head + row // n_tiles
+    return row % n_tiles, place * words_per_head + word
 
 
 _TRACED = {
     "codec": ("int8", "int4", "int2", "fp16"),
-    "retention": ("all",),
-    "layout": ("contiguous",),
+    "retention": ("all", "stream"),
+    "layout": ("contiguous", "ring"),
 }
 
 
@@ -149,7 +157,6 @@ class Tracer:
     ) -> None:
         self._spec = description.spec
         self._target = description.target
-        self._context = description.context
         self._groups = description.groups
         self._report = report
         self._beat_times = beat_times
@@ -210,7 +217,7 @@ class Tracer:
                 for head in range(spec.n_heads):
                     word = np.concatenate((buffers.q_codes[head], buffers.q_shifts[head]))
                     yield "H", "Q", ALL_TILES, head, 0, word
-                yield from self._kv(instruction, flight, slot)
+                yield from self._kv(instruction, flight, datapath, slot)
             case "attn":
                 yield from self._beats("O", buffers.sums[:, 0, : spec.head_dim].reshape(-1))
                 for head in range(spec.n_heads):
@@ -248,9 +255,13 @@ class Tracer:
             rows = values[first : first + mapping.rows_per_step]
             yield from self._beats(memory, rows, offset + first)
 
-    def _kv(self, instruction: Instruction, flight: Flight, slot: int) -> Iterator[_Word]:
+    def _kv(
+        self, instruction: Instruction, flight: Flight, datapath: Datapath, slot: int
+    ) -> Iterator[_Word]:
         spec, elems = self._spec, self._target.attention.word_elems
         n_words = -(-spec.head_dim // elems)
+        if datapath.pages is not None:
+            slot = 0  # rows are of a pool
         if flight.slot.stores:
             sides = flight.slot.stores[instruction.layer].written
         else:
@@ -265,10 +276,10 @@ class Tracer:
                     tile, address = kv_address(
                         layer=instruction.layer,
                         head=head,
-                        token=flight.position,
+                        row=_row(instruction, flight, head),
                         word=word,
                         n_kv_heads=spec.n_kv_heads,
-                        context=self._context,
+                        n_rows=datapath.n_kv_rows,
                         n_tiles=self._target.array.n_tiles,
                         words_per_head=n_words,
                         slot=slot,
@@ -278,3 +289,11 @@ class Tracer:
                     blocks = slice(word * elems // BLOCK, (word + 1) * elems // BLOCK)
                     data = np.concatenate((codes[head, inside], per_block[head, blocks]))
                     yield "H", memory, tile, address, 0, data
+
+
+def _row(instruction: Instruction, flight: Flight, head: int) -> int:
+    """Return the row of the token's words."""
+    if not flight.slot.stores:
+        return flight.position
+    store = flight.slot.stores[instruction.layer]
+    return int(store.rows[store.last_slots[head]])

@@ -54,13 +54,15 @@ class AttentionSizes:
     n_heads, n_kv_heads, head_dim, n_layers
         Of the model; ``head_dim`` is a multiple of 32.
     context
-        Tokens for which the K and V banks have room.
+        Slots for which the K and V banks have room: of tokens that attention reads at a time.
     n_inflight
         Tokens with buffers of their own.
     broadcast_cycles, collect_cycles
         Register stages to and from the tiles.
     linear_frac
         ``F_A`` of docs/numerics.md.
+    is_ring
+        Whether the newest tokens take the slots of the oldest.
 
     Raises
     ------
@@ -82,6 +84,7 @@ class AttentionSizes:
     broadcast_cycles: int
     collect_cycles: int
     linear_frac: int = 16
+    is_ring: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_tiles", "n_lanes", "word_elems", "attn_block"):
@@ -144,11 +147,12 @@ class AttentionSizes:
             n_kv_heads=spec.n_kv_heads,
             head_dim=spec.head_dim,
             n_layers=spec.n_layers,
-            context=context,
+            context=target.kv.held(context),
             n_inflight=target.schedule.n_inflight,
             broadcast_cycles=target.network.broadcast_cycles,
             collect_cycles=target.network.collect_cycles,
             linear_frac=linear_frac,
+            is_ring=target.kv.retention == "stream",
         )
 
     @property

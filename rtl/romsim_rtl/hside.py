@@ -44,6 +44,8 @@ class HSide(wiring.Component):
     -------
     start, instr, pos, busy
         Issue; ``pos`` is valid with ``start``.
+    slot : In
+        Slot of the running program's token, where slots are reused.
     bc_* : In
         Broadcast from unit V, after its registers. A block is written at the end of the cycle
         after the one in which it comes.
@@ -95,6 +97,8 @@ class HSide(wiring.Component):
             "d_valid": Out(1),
             "sat_count": Out(32),
         }
+        if sizes.is_ring:
+            members["slot"] = In(address_bits(sizes.context))
         members |= broadcast_members(sizes, block_bits=block_bits)
         if lora is not None:
             members |= {"is_adapted": In(1), "adapter_base": In(20)} | configuration_members()
@@ -133,7 +137,10 @@ class HSide(wiring.Component):
             "token": Signal(address_bits(sizes.n_inflight), name="held_token", reset_less=True),
         }
         with m.If(self.start):
-            m.d.sync += held["pos"].eq(self.pos)
+            pos: Any = self.pos
+            if sizes.is_ring:  # attention reads all slots from the time on when all are full
+                pos = Mux(self.pos < sizes.context, self.pos, sizes.context - 1)
+            m.d.sync += held["pos"].eq(pos)
             m.d.sync += [held[name].eq(fields[name]) for name in ("layer", "token")]
 
         m.submodules.control = control = AttentionControl(sizes=sizes)
@@ -176,6 +183,8 @@ class HSide(wiring.Component):
         """Hand the broadcast bus to a part."""
         for name in broadcast_members(self.sizes, block_bits=self.block_bits):
             ours, theirs = getattr(self, name), getattr(part, name)
+            if name == "bc_pos" and self.sizes.is_ring:
+                ours = self.slot
             if name in ("bc_codes", "bc_shift"):
                 m.d.comb += [theirs[g].eq(ours[g]) for g in range(self.sizes.n_groups)]
             else:

@@ -39,6 +39,9 @@ class SequencerConfig:
         Words of the program ROM.
     n_inflight
         Tokens of the longest program.
+    ring_slots
+        Slots of the KV cache where the newest tokens take those of the oldest; 0 where a token's
+        slot is its position.
     counter_bits
         Width of the performance counters, which begin anew when they are full.
 
@@ -52,6 +55,7 @@ class SequencerConfig:
     n_tokens: tuple[int, ...]
     n_words: int
     n_inflight: int
+    ring_slots: int = 0
     counter_bits: int = 48
 
     def __post_init__(self) -> None:
@@ -69,6 +73,11 @@ class SequencerConfig:
             raise SpecError(
                 f"programs of the sequencer must have from 1 to {min(self.n_inflight, 8)} tokens, "
                 f"not {max(self.n_tokens)!r}"
+            )
+        if self.ring_slots and max(self.n_tokens) > 1:
+            raise SpecError(
+                f"programs of a sequencer whose slots are reused must have 1 token, not "
+                f"{max(self.n_tokens)!r}"
             )
 
 
@@ -98,6 +107,8 @@ class Sequencer(wiring.Component):
         A program is over; its result is taken in a cycle in which both are 1.
     start_v, start_l, start_h, instr, pos
         Issue.
+    slot
+        Slot of the running program's token, where slots are reused.
     start_embed, token
         ``embed`` is issued to unit V; its token.
     is_adapted, adapter_base
@@ -129,6 +140,8 @@ class Sequencer(wiring.Component):
             "is_adapted": Out(1),
             "adapter_base": Out(20),
         }
+        if config.ring_slots:
+            members["slot"] = Out(address_bits(config.ring_slots))
         members |= {f"start_{unit}": Out(1) for unit in "vlh"}
         members |= {f"busy_{unit}": In(1) for unit in "vlh"}
         counted = ("cycles", "wait", "v", "l", "h", "issued")
@@ -195,6 +208,12 @@ class Sequencer(wiring.Component):
         with m.If(running & is_end & (busy == 0)):
             m.d.sync += [running.eq(0), finishing.eq(1), wait.eq(_RESULT_WAIT)]
             m.d.sync += position.eq(position + length)
+        if config.ring_slots:
+            with m.If(takes & self.cmd_reset):
+                m.d.sync += self.slot.eq(0)
+            with m.Elif(running & is_end & (busy == 0)):
+                is_last = self.slot == config.ring_slots - 1
+                m.d.sync += self.slot.eq(Mux(is_last, 0, self.slot + 1))
         with m.If(finishing):
             m.d.sync += wait.eq(wait - 1)
             with m.If(wait == 1):

@@ -84,6 +84,7 @@ class Top(wiring.Component):
             n_tokens=(1, 1, n_inflight, n_inflight),
             n_words=len(words),
             n_inflight=n_inflight,
+            ring_slots=self.h_sizes.context if self.h_sizes.is_ring else 0,
         )
         lanes = target.vector.n_lanes
         members: dict[str, Any] = {
@@ -164,6 +165,7 @@ class Top(wiring.Component):
         m.d.comb += [
             v.pos.eq(sequencer.pos),
             h.pos.eq(sequencer.pos),
+            *([h.slot.eq(sequencer.slot)] if self.h_sizes.is_ring else []),
             l_side.embed.eq(sequencer.start_embed),
             l_side.row.eq(sequencer.token),
         ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from romsim_compiler.kv import DEFAULT_KV
 from romsim_models.errors import SpecError
 from romsim_rtl.attention_sizes import ATTN_CYCLES, BLOCK_CYCLES, AttentionSizes
 
@@ -81,6 +82,7 @@ class FakeTarget:
 
     def __init__(self, attn: int, block: int) -> None:
         self.array = self.vector = self.attention = self.schedule = self.network = GOOD
+        self.kv = DEFAULT_KV
         self.latency = type("L", (), {"attn": attn, "block": block})
 
 

@@ -60,13 +60,13 @@ def test_kv_words_lie_where_the_page_says(chip: Chip) -> None:
 def test_kv_addresses_never_collide() -> None:
     seen = Counter(
         kv_address(
-            layer=layer, head=head, token=token, word=word, n_kv_heads=3, context=CONTEXT,
+            layer=layer, head=head, row=row, word=word, n_kv_heads=3, n_rows=CONTEXT,
             n_tiles=4, words_per_head=2, slot=slot, n_layers=2,
         )
         for slot in range(2)
         for layer in range(2)
         for head in range(3)
-        for token in range(CONTEXT)
+        for row in range(CONTEXT)
         for word in range(2)
     )  # fmt: skip
     assert max(seen.values()) == 1
