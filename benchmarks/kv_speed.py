@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from romsim.cycle import CycleModel
-from romsim.kv_quality import with_kv
+from romsim.kv_windows import with_kv
 from romsim_compiler.description import Description
 from romsim_compiler.kv import parse_kv
 

@@ -7,11 +7,10 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from romsim.kv_windows import ScoredWindow, WindowScorer
 from romsim_compiler.description import Description
 from romsim_compiler.kv import KvConfig, parse_kv
 from romsim_compiler.kv_sram import check_kv, element_bits
@@ -30,11 +29,7 @@ __all__ = [
     "KvRow",
     "evaluate_kv",
     "kv_eval",
-    "with_kv",
 ]
-
-Scorer = Callable[[Sequence[int]], tuple[list[float], list[int], int]]
-"""From a window's tokens: losses in nats and likeliest tokens from the second on, saturations."""
 
 BASELINE = "fp16"
 """The configuration that changes are counted from: 16-bit words, every token kept."""
@@ -51,6 +46,7 @@ DEFAULT_CONFIGS = (
     "h2o,heavy=128,window=128",
     "streaming-llm,window=252",
     "window,window=256",
+    "kvc-q",
 )
 
 
@@ -66,12 +62,21 @@ class KvRow:
     tokens_per_s: float  # of one sequence, mean of a window's last 128 tokens
     perplexity: float
     change_percent: float  # of the perplexity, from the baseline's
+    change_error_percent: float  # standard error of the change, over tokens
     agreement: float  # fraction of tokens at which the likeliest is the baseline's
     saturations: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON-ready values."""
         return asdict(self)
+
+    def sentence(self) -> str:
+        """Return the quality as one sentence."""
+        return (
+            f"{self.config}: perplexity {self.perplexity:.3f}, {self.change_percent:+.2f} +- "
+            f"{self.change_error_percent:.2f} % of {BASELINE}, the same token at "
+            f"{100 * self.agreement:.1f} %"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ class KvEvaluation:
         """Return what a person reads: one line a configuration under a header."""
         head = (
             f"{'KV cache':<28} {'bit/elem':>8} {'B/token':>8} {'tokens fit':>10} {'tok/s':>9} "
-            f"{'ppl':>8} {'change':>9} {'agree':>7}"
+            f"{'ppl':>8} {'change':>9} {'+-':>6} {'agree':>7}"
         )
         result = [
             f"{self.n_tokens} tokens in windows of {self.window}, {self.n_scored} scored; float "
@@ -107,7 +112,8 @@ class KvEvaluation:
             result.append(
                 f"{row.config:<28} {row.bits_per_element:>8.2f} {row.bytes_per_token:>8.0f} "
                 f"{room:>10} {row.tokens_per_s:>9.0f} {row.perplexity:>8.3f} "
-                f"{row.change_percent:>+8.2f}% {100 * row.agreement:>6.1f}%"
+                f"{row.change_percent:>+8.2f}% {row.change_error_percent:>6.2f} "
+                f"{100 * row.agreement:>6.1f}%"
             )
         return result
 
@@ -130,7 +136,9 @@ def evaluate_kv(
     configs: Sequence[str] = DEFAULT_CONFIGS,
     window: int = 1024,
     skip: int = 256,
+    keep: Path | None = None,
     progress: Callable[[str, float], None] | None = None,
+    done: Callable[[KvRow], None] | None = None,
 ) -> KvEvaluation:
     """Score a text under each configuration with the chip's arithmetic.
 
@@ -148,15 +156,18 @@ def evaluate_kv(
         Tokens of one window.
     skip
         Tokens at the start of a window that are not scored: they have little past to lose.
+    keep
+        Folder for the scores of each finished window: a run that was stopped goes on with them.
+    progress
+        Called with what is under way and the fraction done.
+    done
+        Called with each row as it is finished.
 
     Raises
     ------
     SpecError
         If a configuration is none that the chip can have, or nothing is left to score.
     """
-    from romsim.comparison import reference_kv
-    from romsim.reference import score_window
-
     if not 1 <= skip < window:
         raise SpecError(f"Tokens to skip must be 1 to {window - 1}, not {skip}")
     windows = [list(tokens[at : at + window]) for at in range(0, len(tokens), window)]
@@ -171,38 +182,24 @@ def evaluate_kv(
     for kv in chosen:
         check_kv(description.spec, replace(description.target, kv=kv))
     report = progress or (lambda stage, fraction: None)
+    score = WindowScorer(description, decoder, context=window, folder=keep)
+    # What earlier runs have kept takes no time, so that the time left is told from the rest alone.
+    missing = [(k, n) for k in chosen for n, w in enumerate(windows) if not score.is_kept(k, w)]
+    n_done = 0
     rows: list[KvRow] = []
-    expected: list[int] = []
-    for number, (name, kv) in enumerate(zip(names, chosen, strict=True)):
-        score: Scorer = _steps(description, kv, window)
-        if not kv.is_ranked:  # whole windows at once
-            decoder.change_kv(reference_kv(kv))
-            score = partial(score_window, decoder)
-        losses: list[float] = []
-        likeliest: list[int] = []
-        clipped = 0
-        for index, part in enumerate(windows):
-            report(name, (number + index / len(windows)) / len(names))
-            nll, top, clips = score(part)
-            losses += nll[skip - 1 :]
-            likeliest += top[skip - 1 :]
-            clipped += clips
-        perplexity = math.exp(math.fsum(losses) / len(losses))
-        if not rows:
-            expected = likeliest
-        first = rows[0].perplexity if rows else perplexity
-        same = sum(a == b for a, b in zip(likeliest, expected, strict=True))
-        rows.append(
-            KvRow(
-                config=name,
-                **_sizes(description, kv, window),
-                perplexity=perplexity,
-                change_percent=100 * (perplexity / first - 1),
-                agreement=same / len(expected),
-                saturations=clipped,
-            )
-        )
-    report("float", 1.0)
+    baseline: list[ScoredWindow] = []
+    for name, kv in zip(names, chosen, strict=True):
+        scored: list[ScoredWindow] = []
+        for number, part in enumerate(windows):
+            report(f"{name}, window {number + 1} of {len(windows)}", n_done / (len(missing) + 1))
+            scored.append(score(kv, part))
+            n_done += (kv, number) in missing
+        baseline = baseline or scored
+        sizes = _sizes(description, kv, window)
+        rows.append(_row(name, sizes, scored, baseline, skip))
+        if done is not None:
+            done(rows[-1])
+    report("float", n_done / (len(missing) + 1))
     exact = [
         float(loss)
         for part in windows
@@ -219,42 +216,37 @@ def evaluate_kv(
     )
 
 
-def with_kv(description: Description, kv: KvConfig, *, context: int) -> Description:
-    """Return a chip with another KV cache and context, for running alone.
+def _row(
+    name: str,
+    sizes: dict[str, Any],
+    scored: Sequence[ScoredWindow],
+    baseline: Sequence[ScoredWindow],
+    skip: int,
+) -> KvRow:
+    """Return a configuration's figures from its windows and the baseline's."""
 
-    Nothing is compiled anew: weights and programs are the description's own. Whether the cache fits
-    its SRAM is not asked.
-    """
-    target, _ = serial_prefill(replace(description.target, kv=kv))
-    manifest = {**description.manifest, "target": target.to_json(), "context": context}
-    return Description(description.path, manifest)
+    def losses(windows: Sequence[ScoredWindow]) -> list[float]:
+        return [loss for window in windows for loss in window.losses[skip - 1 :]]
 
+    def likeliest(windows: Sequence[ScoredWindow]) -> list[int]:
+        return [token for window in windows for token in window.likeliest[skip - 1 :]]
 
-def _steps(description: Description, kv: KvConfig, context: int) -> Scorer:
-    """Return a scorer that decodes token after token on the cycle model.
-
-    Its values are the reference's; where what is kept depends on what was attended to, the
-    reference goes token by token too, and is slower.
-    """
-    chip = with_kv(description, kv, context=context)
-    scale = 2.0**-description.numerics.logit_frac
-
-    def score(tokens: Sequence[int]) -> tuple[list[float], list[int], int]:
-        import numpy as np
-
-        from romsim.cycle import CycleModel
-
-        model = CycleModel(chip)
-        losses: list[float] = []
-        likeliest: list[int] = []
-        for token, target_token in pairwise(tokens):
-            values = model.step(token).logits.astype(np.float64) * scale
-            top = values.max()
-            losses.append(float(top + np.log(np.exp(values - top).sum()) - values[target_token]))
-            likeliest.append(int(values.argmax()))
-        return losses, likeliest, model.saturations
-
-    return score
+    mine, first = losses(scored), losses(baseline)
+    n = len(mine)
+    more = [a - b for a, b in zip(mine, first, strict=True)]
+    mean = math.fsum(more) / n
+    ratio = math.exp(mean)
+    variance = math.fsum((x - mean) ** 2 for x in more) / max(1, n - 1)
+    pairs = zip(likeliest(scored), likeliest(baseline), strict=True)
+    return KvRow(
+        config=name,
+        **sizes,
+        perplexity=math.exp(math.fsum(mine) / n),
+        change_percent=100 * (ratio - 1),
+        change_error_percent=100 * ratio * math.sqrt(variance / n),
+        agreement=sum(a == b for a, b in pairs) / n,
+        saturations=sum(window.saturations for window in scored),
+    )
 
 
 def _sizes(description: Description, kv: KvConfig, context: int) -> dict[str, Any]:
@@ -285,7 +277,9 @@ def kv_eval(
     skip: int = 256,
     configs: Sequence[str] = DEFAULT_CONFIGS,
     model: str | None = None,
+    keep: Path | None = None,
     progress: Callable[[str, float], None] | None = None,
+    done: Callable[[KvRow], None] | None = None,
 ) -> KvEvaluation:
     """Measure perplexity and agreement of KV configurations on a text, with the chip's arithmetic.
 
@@ -295,7 +289,7 @@ def kv_eval(
         UTF-8 file; ``None`` takes the start of a novel.
     n_tokens
         Tokens read, at most.
-    window, skip, configs
+    window, skip, configs, keep, progress, done
         As for :func:`evaluate_kv`.
     model
         Model file; ``None`` for the built-in model of the description's name.
@@ -329,5 +323,7 @@ def kv_eval(
         configs=configs,
         window=window,
         skip=skip,
+        keep=keep,
         progress=progress,
+        done=done,
     )

@@ -23,9 +23,14 @@ __all__ = ["command"]
     "--configs",
     multiple=True,
     metavar="PRESET|KEY=VALUE,...",
-    help="A KV cache as for compile --kv; repeatable [default: nine of them].",
+    help="A KV cache as for compile --kv; repeatable [default: ten of them].",
 )
 @click.option("--csv", "csv_path", type=click.Path(), help="Write the rows as CSV, too.")
+@click.option(
+    "--keep",
+    type=click.Path(),
+    help="Folder for finished windows: a run that was stopped goes on with them.",
+)
 @click.option("--model", help="File, folder or name [default: the built-in model of that name].")
 @json_option
 def command(
@@ -36,6 +41,7 @@ def command(
     skip: int,
     configs: tuple[str, ...],
     csv_path: str | None,
+    keep: str | None,
     model: str | None,
     as_json: bool,
 ) -> None:
@@ -53,7 +59,9 @@ def command(
         skip=skip,
         configs=configs or DEFAULT_CONFIGS,
         model=model,
+        keep=None if keep is None else Path(keep),
         progress=progress,
+        done=lambda row: progress.tell(row.sentence()),
     )
     progress.clear()
     if csv_path is not None:

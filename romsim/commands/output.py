@@ -55,6 +55,12 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
 
+    def tell(self, text: str) -> None:
+        """Write a line that stays, also where standard error is no terminal."""
+        self.clear()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
     def clear(self) -> None:
         """Remove the line."""
         if self._live:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,6 @@ __all__ = ["attend_history"]
 
 _EXACT = 2.0**53
 _MASS_LIMIT = 2**40 - 1
-_FEW = 16  # queries at a time where each has slots of its own
 
 
 def attend_history(
@@ -119,8 +120,7 @@ def _attend_all(
         tokens = torch.arange(seen, device=device)
         positions = torch.arange(start + part.start, seen, device=device)
         scores = block_scores(query[part], history.fresh[0][:, :seen], history.block)
-        values = [history.fresh[1][:, :seen]]
-        late: Tensor | None = None
+        forms: list[_Form] = [(history.fresh[1][:, :seen], None)]
         if history.policy.codec == "kivi":
             is_plain = tokens < history.policy.plain_sinks
             keys_to, values_to = history.late_before(positions)
@@ -128,30 +128,57 @@ def _attend_all(
             late = (tokens[None] < values_to[:, None]) & ~is_plain
             coded = block_scores(query[part], history.late[0][:, :seen], history.block)
             scores = torch.where(late_keys, coded, scores)
-            values.append(history.late[1][:, :seen])
-        hidden = tokens[None] > positions[:, None]  # [T, N]
-        scores = saturation.sat32(scores, where=~hidden)
-        scores = torch.where(hidden, HIDDEN, scores)
-        exponent, p = block_numerators(scores, attn_block)
-        weights = p.transpose(1, 2)
-        n_blocks = weights.shape[1]
-        pad = n_blocks * attn_block - seen
-        sums = []
-        for number, form in enumerate(values):
-            mine = weights
-            if late is not None:
-                chosen = late if number else ~late
-                chosen = torch.nn.functional.pad(chosen, (0, pad))
-                chosen = chosen.reshape(-1, n_blocks, attn_block).transpose(0, 1)
-                mine = weights * chosen.repeat(1, n_rep, 1)
-            blocked = torch.nn.functional.pad(form, (0, 0, 0, pad))
-            blocked = blocked.reshape(n_kv, n_blocks, attn_block, head_dim)
-            sums.append(exact_products(mine, blocked, attn_block))
-        bound = seen * 2.0**15 * max(1.0, *(float(form.abs().max()) for form in values))
-        total = sums[0] if len(sums) == 1 else _added(sums[0], sums[1])
-        _, _, result = _finish(exponent, weights, total, bound, saturation)
-        out[part] = _gather_heads(result.reshape(n_kv, n_rep, -1, head_dim))
+            forms = [(history.fresh[1][:, :seen], ~late), (history.late[1][:, :seen], late)]
+        there = tokens[None] <= positions[:, None]  # [T, N]
+        out[part] = _gather_heads(_weighted_sums(scores, there, forms, attn_block, saturation))
     return out
+
+
+_Form = tuple[Tensor, Tensor | None]
+"""Values [n_kv, slots, head_dim], and which query reads which slot of them, bool [T, slots]."""
+
+
+def _weighted_sums(
+    scores: Tensor,
+    there: Tensor,
+    forms: Sequence[_Form],
+    attn_block: int,
+    saturation: Saturation,
+) -> Tensor:
+    """Softmax over slots and the sums of their values: float64 [n_kv, n_rep, T, head_dim].
+
+    Parameters
+    ----------
+    scores
+        float64 [n_kv, n_rep, T, slots], not yet clipped.
+    there
+        Which slot holds a token that a query reads, bool [T, slots].
+    forms
+        One, or several of which each query reads every slot in at most one.
+    """
+    n_kv, n_rep, n_tokens, n_slots = scores.shape
+    scores = saturation.sat32(scores, where=there)
+    scores = torch.where(there, scores, HIDDEN)
+    exponent, p = block_numerators(scores, attn_block)
+    weights = p.transpose(1, 2)
+    n_blocks = weights.shape[1]
+    pad = n_blocks * attn_block - n_slots
+    total: Tensor | None = None
+    largest = 1.0
+    for values, chosen in forms:
+        mine = weights
+        if chosen is not None:
+            chosen = torch.nn.functional.pad(chosen, (0, pad))
+            chosen = chosen.reshape(-1, n_blocks, attn_block).transpose(0, 1)
+            mine = weights * chosen.repeat(1, n_rep, 1)
+        blocked = torch.nn.functional.pad(values, (0, 0, 0, pad))
+        blocked = blocked.reshape(n_kv, n_blocks, attn_block, -1)
+        sums = exact_products(mine, blocked, attn_block)
+        total = sums if total is None else _added(total, sums)
+        largest = max(largest, float(values.abs().max()))
+    assert total is not None
+    _, _, result = _finish(exponent, weights, total, n_slots * 2.0**15 * largest, saturation)
+    return result.reshape(n_kv, n_rep, n_tokens, -1)
 
 
 def _added(a: Tensor, b: Tensor) -> Tensor:
@@ -168,52 +195,48 @@ def _attend_stream(
     attn_block: int,
     saturation: Saturation,
 ) -> Tensor:
-    """Sinks and a ring: each query has its own tokens in the same slots."""
+    """Sinks and a ring: no slot takes more than one new token while a batch of queries attends.
+
+    So a slot holds what it held before the batch (its old form) up to the query at which its new
+    token arrives, and that token (its new form) from then on.
+    """
     n_tokens, n_kv, n_rep, head_dim = query.shape
     sinks, window = history.policy.sinks, history.policy.window
     start, device = history.length - n_tokens, query.device
     out = torch.empty((n_tokens, n_kv * n_rep * head_dim), dtype=torch.float64, device=device)
-    for first in range(0, n_tokens, _FEW):
-        part = slice(first, min(first + _FEW, n_tokens))
+    step = min(QUERIES, window)
+    for first in range(0, n_tokens, step):
+        part = slice(first, min(first + step, n_tokens))
         positions = torch.arange(start + part.start, start + part.stop, device=device)
         n_slots = min(start + part.stop, sinks + window)
         n_sinks = min(sinks, n_slots)
-        # The newest token of each slot of the ring that is not after the query.
+        last = start + part.stop - 1
         place = torch.arange(n_slots - n_sinks, device=device)
-        tokens = positions[:, None] - (positions[:, None] - sinks - place[None]) % window
-        low = max(sinks, start + part.start - window + 1, history.first)
-        held = slice(low - history.first, start + part.stop - history.first)
-        recent = [side[:, held] for side in history.fresh]
-        columns = (tokens - low).clamp(min=0)
-        there = tokens >= sinks
-        scores = block_scores(query[part], recent[0], history.block)
-        index = columns[None, None].expand(n_kv, n_rep, -1, -1)
-        scores = scores.gather(3, index)
-        values = recent[1][:, columns]  # [n_kv, T, ring, head_dim]
+        new = last - (last - sinks - place) % window
+        old = torch.where(new >= start + part.start, new - window, new)
+        low = max(sinks, start + part.start - window, history.first)
+        held = slice(low - history.first, last + 1 - history.first)
+        keys, values = (side[:, held] for side in history.fresh)
+        scores = block_scores(query[part], keys, history.block)
+        is_new = new[None] <= positions[:, None]  # [T, ring]
+        at_new, at_old = new - low, (old - low).clamp(min=0)
+        scores = torch.where(is_new, scores[..., at_new], scores[..., at_old])
+        there = is_new | (old >= sinks)
+        is_old = ~is_new
+        new_values, old_values = values[:, at_new], values[:, at_old]
         if n_sinks:
             assert sink_query is not None
             of_sinks = block_scores(sink_query[part], history.sinks[0][:, :n_sinks], history.block)
             scores = torch.cat((of_sinks, scores), dim=3)
-            fixed = history.sinks[1][:, None, :n_sinks].expand(-1, len(positions), -1, -1)
-            values = torch.cat((fixed, values), dim=2)
+            fixed = history.sinks[1][:, :n_sinks]
+            new_values = torch.cat((fixed, new_values), dim=1)
+            old_values = torch.nn.functional.pad(old_values, (0, 0, n_sinks, 0))
             before = torch.arange(n_sinks, device=device)[None] <= positions[:, None]
             there = torch.cat((before, there), dim=1)
-        scores = saturation.sat32(scores, where=there)
-        scores = torch.where(there, scores, HIDDEN)
-        exponent, p = block_numerators(scores, attn_block)
-        n_blocks = p.shape[2]
-        # [n_kv * T, n_blocks, n_rep, block] @ [n_kv * T, n_blocks, block, head_dim]
-        weights = p.reshape(n_kv, n_rep, len(positions), n_blocks, attn_block)
-        weights = weights.permute(0, 2, 3, 1, 4).flatten(0, 1)
-        padded = torch.nn.functional.pad(values, (0, 0, 0, n_blocks * attn_block - n_slots))
-        padded = padded.reshape(-1, n_blocks, attn_block, head_dim)
-        sums = exact_products(weights, padded, attn_block)
-        bound = n_slots * 2.0**15 * max(float(values.abs().max()), 1.0)
-        tops = exponent.reshape(n_kv, n_rep, len(positions), n_blocks, 1)
-        tops = tops.permute(0, 2, 1, 3, 4).flatten(0, 1)
-        _, _, result = _finish(tops, weights, sums, bound, saturation)
-        result = result.reshape(n_kv, len(positions), n_rep, head_dim).transpose(1, 2)
-        out[part] = _gather_heads(result)
+            is_new = torch.nn.functional.pad(is_new, (n_sinks, 0), value=True)
+            is_old = torch.nn.functional.pad(is_old, (n_sinks, 0), value=False)
+        forms: list[_Form] = [(new_values, is_new), (old_values, is_old)]
+        out[part] = _gather_heads(_weighted_sums(scores, there, forms, attn_block, saturation))
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from romsim import kv_quality
+from romsim import kv_windows
 from romsim.cycle import CycleModel
 from romsim.cycle.kv_rows import PagePool, RowMap
 from romsim.cycle.kv_store import KvStore
@@ -38,7 +38,7 @@ CONFIGS = (
 
 def with_kv(chip: Description, kv: str, *, context: int = 96) -> Description:
     """The same chip with another KV cache, without compiling anew."""
-    return kv_quality.with_kv(chip, parse_kv(kv), context=context)
+    return kv_windows.with_kv(chip, parse_kv(kv), context=context)
 
 
 @dataclass

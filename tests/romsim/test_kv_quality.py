@@ -9,13 +9,19 @@ import re
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 import romsim
+from romsim.comparison import make_reference
 from romsim.kv_quality import KvEvaluation
+from romsim.kv_windows import WindowScorer
 from romsim_compiler.description import Description
+from romsim_compiler.kv import parse_kv
 from romsim_models.errors import SpecError
+from romsim_models.registry import open_model
 from tests.command_line import run_command
+from tests.romsim.kv_chips import logits_of, text, with_kv
 
 Capture = pytest.CaptureFixture[str]
 CONFIGS = (
@@ -39,6 +45,61 @@ def test_first_row_is_the_baseline_and_the_others_keep_their_order(done: KvEvalu
     for row in done.rows:
         assert row.change_percent == pytest.approx(100 * (row.perplexity / first.perplexity - 1))
         assert row.saturations == 0
+    assert first.change_error_percent == 0
+    assert all(row.change_error_percent > 0 for row in done.rows[2:])
+
+
+def test_a_stopped_run_goes_on_with_the_windows_that_are_kept(
+    tiny: Description, tmp_path: Path
+) -> None:
+    def run(tokens: int, *configs: str) -> tuple[KvEvaluation, list[str], list[float]]:
+        rows: list[str] = []
+        fractions: list[float] = []
+        done = romsim.kv_eval(
+            tiny, n_tokens=tokens, window=32, skip=8, configs=configs, keep=tmp_path / "kept",
+            progress=lambda stage, fraction: fractions.append(fraction),
+            done=lambda row: rows.append(row.config),
+        )  # fmt: skip
+        return done, rows, fractions
+
+    _, rows, fractions = run(64, "h2o,heavy=6,window=6")
+    assert rows == ["fp16", "h2o,heavy=6,window=6"]
+    assert fractions == [0, 1 / 5, 2 / 5, 3 / 5, 4 / 5]  # two windows each, and the float decoder
+    files = {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    assert len(files) == 4
+    more, _, fractions = run(96, "h2o,heavy=6,window=6")
+    assert fractions == [0, 0, 0, 1 / 3, 1 / 3, 1 / 3, 2 / 3]
+    assert {path: path.read_bytes() for path in files} == files
+    assert len(list((tmp_path / "kept").iterdir())) == 6
+    alone = romsim.kv_eval(tiny, n_tokens=96, window=32, skip=8, configs=("h2o,heavy=6,window=6",))
+    assert more == alone
+    # Where slots lie changes no value, so that a page's size needs no window anew.
+    run(96, "h2o,heavy=6,window=6,layout=paged,block=4")
+    assert len(list((tmp_path / "kept").iterdir())) == 6
+    broken = next(iter(files))
+    broken.write_text('{"losses": [], "likeliest": [], "saturations": 0}')
+    sentence = (
+        f"Scores {broken} must be as they were written, not changed: 0 losses for 31 tokens; "
+        f"delete the file"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        run(96, "h2o,heavy=6,window=6")
+
+
+def test_windows_at_once_score_what_single_tokens_score(tiny: Description) -> None:
+    """The reference's whole window and the cycle model's decoding, token by token."""
+    tokens = text(60, seed=3)
+    decoder = make_reference(tiny, open_model("tiny-int4"))
+    scorer = WindowScorer(tiny, decoder, context=60)
+    for name in ("kivi-2bit,residual=8,group=4", "streaming-llm,sinks=3,window=9", "int4"):
+        kv = parse_kv(name)
+        whole = scorer(kv, tokens)
+        logits = logits_of(with_kv(tiny, name), tokens)[:-1].astype(np.float64) / 65536
+        assert whole.likeliest == logits.argmax(axis=1).tolist()
+        top = logits.max(axis=1)
+        sums = np.log(np.exp(logits - top[:, None]).sum(axis=1))
+        expected = top + sums - logits[np.arange(59), tokens[1:]]
+        np.testing.assert_allclose(whole.losses, expected, rtol=0, atol=1e-12)
 
 
 def test_baseline_is_the_chips_perplexity_with_16_bit_words(
@@ -77,8 +138,11 @@ def test_json_and_csv(
     table = tmp_path / "rows.csv"
     outcome = run_command(
         capsys, "kv-eval", str(tiny.path), "--tokens", "96", "--window", "48", "--skip", "8",
-        "--configs", "int8", "--csv", str(table), "--json",
+        "--configs", "int8", "--csv", str(table), "--json", "--keep", str(tmp_path / "kept"),
     )  # fmt: skip
+    told = outcome.err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["fp16", "int8"]
+    assert told[1] == done.rows[1].sentence()
     values = json.loads(outcome.out)
     schema = Path(romsim.__file__).parent / "schemas" / "kv-eval.schema.json"
     jsonschema.validate(values, json.loads(schema.read_text()))
@@ -107,6 +171,13 @@ def test_what_cannot_be_measured_is_refused(tiny: Description, tmp_path: Path) -
         "kv.group must divide head_dim of model 'tiny-int4', 32, not 64: values share a scale per "
         "64 channels (rule 5)",
         configs=("int4-g64",),
+    )
+    nowhere = tmp_path / "no" / "folder"
+    refused(
+        f"Folder {nowhere} for finished windows must be one that can be made, not 'No such file or "
+        f"directory'; choose another one",
+        n_tokens=300,
+        keep=nowhere,
     )
     missing = tmp_path / "missing"
     refused(
