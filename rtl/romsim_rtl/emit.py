@@ -11,7 +11,7 @@ from typing import Any
 from romsim_compiler.description import Description
 from romsim_compiler.store import replace_folder
 from romsim_models.errors import SpecError
-from romsim_rtl.gated_verilog import write_verilog
+from romsim_rtl.gated_verilog import convert, lowered
 from romsim_rtl.logic_rom import check_style
 from romsim_rtl.logic_rom_verilog import LogicRomOptions, logic_rom_texts, write_other_images
 from romsim_rtl.lside import TILE_MODULE
@@ -83,17 +83,19 @@ def verilog_texts(top: Any, name: str = TOP_MODULE) -> dict[str, str]:
     ToolError
         If yosys fails, or a tile's ROMs do not take its number.
     """
-    texts = {name: _macro(name) for name in MACROS}
     platform = VerilogPlatform()
     pending: dict[str, Any] = {name: top}
+    sources: dict[str, str] = {}
+    unread: dict[str, dict[str, str]] = {}
     while pending:
         for module, component in sorted(pending.items()):
-            unread = component.unread_bits() if hasattr(component, "unread_bits") else {}
-            text = write_verilog(component, module, platform, unread=unread)
-            if module == TILE_MODULE:
-                text = _with_parameter(text, module)
-            texts[f"{module}.v"] = text
-        pending = {n: c for n, c in platform.shared.items() if f"{n}.v" not in texts}
+            sources[module] = convert(component, module, platform)
+            if hasattr(component, "unread_bits"):
+                unread[module] = component.unread_bits()
+        pending = {n: c for n, c in platform.shared.items() if n not in sources}
+    texts = {name: _macro(name) for name in MACROS}
+    for module, text in lowered(sources, unread=unread).items():
+        texts[f"{module}.v"] = _with_parameter(text, module) if module == TILE_MODULE else text
     return texts
 
 

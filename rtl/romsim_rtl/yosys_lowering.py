@@ -1,16 +1,21 @@
 """Yosys passes over one design: enables inferred, widths explicit, plain Verilog written.
 
-Run as a program, ``yosys_lowering.py in.il out.v``, by :mod:`romsim_rtl.gated_verilog`: yosys
+Run as a program, ``yosys_lowering.py in.il out.v …``, by :mod:`romsim_rtl.gated_verilog`: yosys
 orders things by counters that live as long as its process, so that only a fresh one gives the same
-bytes for the same design.
+bytes for the same design. Loading its library takes as long as lowering a small module: it is
+loaded once, and each design is lowered in a fork.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["lower"]
+__all__ = ["lower", "lower_each"]
 
 _PASSES = (
     "proc -noopt",
@@ -39,6 +44,11 @@ def lower(source: str, result: str) -> None:
     ----------
     source, result
         Paths of files.
+
+    Raises
+    ------
+    ValueError
+        If combinational logic depends on itself.
     """
     import pyosys.libyosys as ys  # a native library of 100 MB that only emission needs
 
@@ -50,6 +60,13 @@ def lower(source: str, result: str) -> None:
     run(f"read_rtlil {source}")
     for command in _PASSES:
         run(command)
+    log = f"{result}.log"
+    ys.Pass.call(design, f"tee -q -o {log} check")
+    lines = Path(log).read_text(errors="replace").split("\n")
+    loops = [index for index, line in enumerate(lines) if "found logic loop" in line]
+    if loops:
+        where = " ".join(" ".join(lines[loops[0] :][:3]).split())
+        raise ValueError(f"combinational logic must not depend on itself, but yosys {where}")
     for module in design.all_selected_modules():
         _fix_widths(ys, module)
     run("opt_clean -purge")
@@ -92,5 +109,38 @@ def _fix_widths(ys: Any, module: Any) -> None:
                 cell.setParam(ys.IdString(f"\\{port}_SIGNED"), ys.Const(0, 1))
 
 
+def lower_each(paths: Sequence[str]) -> int:
+    """Lower designs, each in a process of its own.
+
+    Parameters
+    ----------
+    paths
+        RTLIL and Verilog, RTLIL and Verilog …
+
+    Returns
+    -------
+    int
+        0, or the exit status of the first that fails; those after it are left out.
+    """
+    import pyosys.libyosys  # noqa: F401  # loaded before the forks
+
+    for source, result in zip(paths[::2], paths[1::2], strict=True):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                lower(source, result)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)  # nothing of the parent's is to be ended twice
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status:
+            return status
+    return 0
+
+
 if __name__ == "__main__":
-    lower(*sys.argv[1:])
+    sys.exit(lower_each(sys.argv[1:]))

@@ -53,6 +53,19 @@ class Mixed(wiring.Component):
         return m
 
 
+class Loop(wiring.Component):
+    """Logic that depends on itself."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(4), "y": Out(4)})
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        mixed = wire(m, self.y ^ self.a, "mixed")
+        m.d.comb += self.y.eq(mixed + 1)
+        return m
+
+
 def stimuli() -> list[tuple[int, int, int, int]]:
     rnd = random.Random(8)
     return [
@@ -121,6 +134,16 @@ def test_a_failing_yosys_is_an_error_in_one_sentence(monkeypatch: pytest.MonkeyP
     )
     with pytest.raises(ToolError, match=message):
         write_verilog(Mixed(), "mixed")
+
+
+def test_logic_that_depends_on_itself_is_refused() -> None:
+    message = (
+        r"^Verilog of 'looped' must come out of yosys, not exit status 1: 'ValueError: "
+        r"combinational logic must not depend on itself, but yosys Warning: found logic loop in "
+        r"module looped: .*'$"
+    )
+    with pytest.raises(ToolError, match=message):
+        write_verilog(Loop(), "looped")
 
 
 def test_arithmetic_of_a_stage_stands_in_its_block() -> None:
