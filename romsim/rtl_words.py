@@ -215,7 +215,9 @@ class WordMap:
             beat_of = sizes.n_q_blocks + (sizes.n_kv_blocks if word.memory == "V" else 0)
         block = np.where(index < elems, index // MX_BLOCK, index - elems) + first + beat_of
         beats = -(-(sizes.n_q_blocks + 2 * sizes.n_kv_blocks) // sizes.n_groups)
-        cycles = word.idle - (beats - 1 - block // sizes.n_groups)
+        # queries do not wait for the encoder of keys and values
+        late = sizes.words.encode_cycles if word.memory == "Q" else 0
+        cycles = word.idle - late - (beats - 1 - block // sizes.n_groups)
         return [(word.memory, word.address * size + index, word.data, cycles)]
 
     def _kv_place(self, address: int) -> tuple[int, int]:
@@ -312,11 +314,14 @@ class WordMap:
         for lane in range(one.memory.n_lanes):
             block = first + lane
             if kind == "codes":
-                codes = one.bits[:, lane].reshape(-1, MX_BLOCK, 8).astype(np.int64)
-                value = codes @ (1 << np.arange(8)) - 256 * codes[:, :, 7]
+                bits = one.memory.lane_bits // MX_BLOCK
+                codes = one.bits[:, lane].reshape(-1, MX_BLOCK, bits).astype(np.int64)
+                value = codes @ (1 << np.arange(bits))
+                if bits == 8:  # signed; affine codes are not
+                    value -= 256 * codes[:, :, 7]
                 inside = block[:, None] * MX_BLOCK + np.arange(MX_BLOCK)
             else:
-                value = one.field(0, 5)[:, lane, None]
+                value = one.field(0, one.memory.lane_bits)[:, lane, None]
                 inside = elems + block[:, None]
             index = where[:, None] * size + inside
             mask = np.broadcast_to(one.masks[:, lane, None], index.shape)

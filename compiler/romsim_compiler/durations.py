@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
+from romsim_compiler.kv_cycles import block_extra, encode_extra, rope_extra, step_extra
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
@@ -83,7 +83,8 @@ def fixed_cycles(
             return 2 * _ceil(length, lanes) + lam.norm + bc
         case "rope":
             rows = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
-            return _ceil(rows, lanes) + rope_extra(spec, target) + lam.rope + bc
+            extra = rope_extra(spec, target) + encode_extra(target)
+            return _ceil(rows, lanes) + extra + lam.rope + bc
         case "attn_out":
             return spec.n_heads + _ceil(heads, lanes) + lam.attn_out + bc
         case "resid":

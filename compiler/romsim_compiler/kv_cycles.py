@@ -6,7 +6,26 @@ from romsim_compiler.kv import KvConfig
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
-__all__ = ["block_extra", "copy_cycles", "fork_cycles", "rope_extra", "step_extra"]
+__all__ = [
+    "CODEC_CYCLES",
+    "block_extra",
+    "copy_cycles",
+    "encode_extra",
+    "fork_cycles",
+    "rope_extra",
+    "step_extra",
+]
+
+CODEC_CYCLES = {
+    "fp16": (0, 2),
+    "int8": (0, 0),
+    "int4": (3, 3),
+    "int2": (3, 3),
+    "kivi": (0, 3),
+    "tiered": (0, 3),
+}
+"""By codec, what its deeper pipelines add to ``rope`` and to each block of ``attn``."""
+
 
 _ENCODE = 8  # pipeline fill of a quantiser: minimum and maximum, reciprocal, codes
 _UPDATE = 6  # pipeline fill of the pass that adds attention mass, and of the argmin tree
@@ -60,7 +79,7 @@ def block_extra(
         table = _ceil(last, kv.block) - first // kv.block
     elif kv.layout == "slotmap":
         table = spec.n_kv_heads
-    return port, table
+    return port, table + CODEC_CYCLES[kv.codec][1]
 
 
 def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
@@ -99,6 +118,11 @@ def rope_extra(spec: ModelSpec, target: Target) -> int:
     if target.kv.retention != "stream" or not target.kv.sinks:
         return 0
     return _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
+
+
+def encode_extra(target: Target) -> int:
+    """Return the cycles that encoding a new key and value adds to ``rope``."""
+    return CODEC_CYCLES[target.kv.codec][0]
 
 
 def copy_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:

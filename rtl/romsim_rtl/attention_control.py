@@ -158,10 +158,10 @@ class AttentionControl(wiring.Component):
             self._rewind(m, base)
         hop = sizes.broadcast_cycles + sizes.collect_cycles
         for waiting, following, cycles in (
-            (Phase.WAIT_QK, Phase.MX, _SCORE_WAIT),
+            (Phase.WAIT_QK, Phase.MX, _SCORE_WAIT + sizes.words.score_cycles),
             (Phase.WAIT_MX, Phase.EX, _MAXIMUM_WAIT + hop),
             (Phase.WAIT_EX, Phase.PV, _NUMERATOR_WAIT),
-            (Phase.WAIT_PV, Phase.MERGE, _VALUE_WAIT),
+            (Phase.WAIT_PV, Phase.MERGE, _VALUE_WAIT + sizes.words.value_cycles),
             (Phase.FINISH, Phase.IDLE, ATTN_CYCLES - START_CYCLES + hop),
         ):
             with m.If(phase == waiting):

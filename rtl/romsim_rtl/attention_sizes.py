@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
+from romsim_rtl.kv_words import KV_WORDS, KvWords
 
 __all__ = [
     "ATTN_CYCLES",
@@ -63,6 +64,8 @@ class AttentionSizes:
         ``F_A`` of docs/numerics.md.
     is_ring
         Whether the newest tokens take the slots of the oldest.
+    codec
+        Of the KV cache, one of `KV_WORDS`.
 
     Raises
     ------
@@ -85,6 +88,7 @@ class AttentionSizes:
     collect_cycles: int
     linear_frac: int = 16
     is_ring: bool = False
+    codec: str = "int8"
 
     def __post_init__(self) -> None:
         for name in ("n_tiles", "n_lanes", "word_elems", "attn_block"):
@@ -118,6 +122,11 @@ class AttentionSizes:
         if not 8 < self.linear_frac <= 24:
             raise SpecError(
                 f"linear_frac of the RTL must be from 9 to 24, not {self.linear_frac!r}"
+            )
+        if self.codec != "int8" and self.linear_frac != 16:
+            raise SpecError(
+                f"linear_frac of the RTL must be 16 with KV codec {self.codec!r}, whose words have "
+                f"that many fraction bits, not {self.linear_frac!r}"
             )
 
     @classmethod
@@ -153,7 +162,13 @@ class AttentionSizes:
             collect_cycles=target.network.collect_cycles,
             linear_frac=linear_frac,
             is_ring=target.kv.retention == "stream",
+            codec=target.kv.codec,
         )
+
+    @property
+    def words(self) -> KvWords:
+        """How keys and values stand in their banks."""
+        return KV_WORDS[self.codec]
 
     @property
     def n_groups(self) -> int:

@@ -28,7 +28,7 @@ def broadcast_members(sizes: AttentionSizes, *, block_bits: int) -> dict[str, An
         Bits of a block's index.
     """
     groups = sizes.n_groups
-    return {
+    members: dict[str, Any] = {
         "bc_kind": In(2),
         "bc_token": In(3),
         "bc_layer": In(8),
@@ -38,6 +38,9 @@ def broadcast_members(sizes: AttentionSizes, *, block_bits: int) -> dict[str, An
         "bc_codes": In(CODES_BITS).array(groups),
         "bc_shift": In(SHIFT_BITS).array(groups),
     }
+    if sizes.words.is_affine:
+        members["bc_affine"] = In(sizes.words.block_bits).array(groups)
+    return members
 
 
 def write_signature(sizes: AttentionSizes) -> wiring.Signature:
@@ -51,6 +54,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
         The K or V bank of one tile is written; ``tile`` if there are several.
     q_addr, kv_addr, mask, codes, shifts
         Word addresses, blocks of the word, and the word.
+    affine
+        Zeros and scales of the word's blocks; if the codec has them.
     """
     banks, blocks = sizes.n_banks, sizes.word_blocks
     members: dict[str, Any] = {
@@ -63,6 +68,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
         "codes": Out(CODES_BITS * blocks).array(banks),
         "shifts": Out(SHIFT_BITS * blocks).array(banks),
     }
+    if sizes.words.is_affine:
+        members["affine"] = Out(sizes.words.block_bits * blocks).array(banks)
     if sizes.n_tiles > 1:
         members["tile"] = Out(log2(sizes.n_tiles))
     return wiring.Signature(members)
@@ -179,7 +186,12 @@ class BroadcastWriter(wiring.Component):
         else:
             groups = [bank] * sizes.word_blocks
             mask = Mux(self.bc_mask[bank], Const(1, sizes.word_blocks) << block, 0)
+        affine = []
+        if sizes.words.is_affine:
+            parts = Cat(self.bc_affine[group] for group in groups)
+            affine = [held(m, self.write.affine[bank]).eq(parts)]
         return [
+            *affine,
             held(m, self.write.mask[bank]).eq(mask),
             held(m, self.write.codes[bank]).eq(Cat(self.bc_codes[group] for group in groups)),
             held(m, self.write.shifts[bank]).eq(Cat(self.bc_shift[group] for group in groups)),

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import command_signature, maximum_signature
-from romsim_rtl.attention_sizes import AttentionSizes, log2
+from romsim_rtl.attention_sizes import CODES_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import query_bits, write_signature
 from romsim_rtl.htile_banks import BlockBank
 from romsim_rtl.htile_scores import TileScores
@@ -179,7 +179,11 @@ class HTile(wiring.Component):
             q_addr = Cat(command.word, command.token)
         for kind, enable in (("k", command.qk), ("v", command.pv)):
             bank = BlockBank(
-                depth=sizes.bank_words, n_blocks=sizes.word_blocks, n_banks=sizes.n_banks
+                depth=sizes.bank_words,
+                n_blocks=sizes.word_blocks,
+                n_banks=sizes.n_banks,
+                code_bits=sizes.words.code_bits,
+                block_bits=sizes.words.block_bits,
             )
             banks[kind] = m.submodules[kind] = bank
             m.d.comb += [bank.r_en.eq(enable), bank.r_addr.eq(command.bank)]
@@ -200,11 +204,17 @@ class HTile(wiring.Component):
             for index in range(sizes.n_banks):
                 m.d.comb += bank.w_en[index].eq(self.write.q_en[index][lane])
                 m.d.comb += bank.w_addr[index].eq(self.write.q_addr[index])
-        for bank in banks.values():
+        for name, bank in banks.items():
             for index in range(sizes.n_banks):
+                codes, shifts = self.write.codes[index], self.write.shifts[index]
+                if name in ("k", "v") and sizes.words.is_affine:
+                    bits = sizes.words.code_bits
+                    starts = range(0, CODES_BITS * sizes.word_blocks, CODES_BITS)
+                    codes = Cat(codes[at : at + bits] for at in starts)
+                    shifts = self.write.affine[index]
                 m.d.comb += [
                     bank.w_mask[index].eq(self.write.mask[index]),
-                    bank.w_codes[index].eq(self.write.codes[index]),
-                    bank.w_shifts[index].eq(self.write.shifts[index]),
+                    bank.w_codes[index].eq(codes),
+                    bank.w_shifts[index].eq(shifts),
                 ]
         return banks

@@ -15,7 +15,7 @@ __all__ = ["BlockBank"]
 
 
 class BlockBank(wiring.Component):
-    """SRAM words of blocks of 32 codes and their exponents, one read a cycle.
+    """SRAM words of blocks of 32 codes and their exponents (or other words), one read a cycle.
 
     With more than one bank, bank ``x`` holds the blocks that lane group ``x`` of the broadcast
     brings, so that blocks of one beat that belong to different words never meet at a write port;
@@ -29,6 +29,8 @@ class BlockBank(wiring.Component):
         Blocks of 32 in a word.
     n_banks
         Banks; a power of two.
+    code_bits, block_bits
+        Of a block: its codes, and its exponent or what else it has.
 
     Members
     -------
@@ -40,19 +42,28 @@ class BlockBank(wiring.Component):
         The word, one cycle later, block 0 in the least significant bits.
     """
 
-    def __init__(self, *, depth: int, n_blocks: int, n_banks: int) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int,
+        n_blocks: int,
+        n_banks: int,
+        code_bits: int = CODES_BITS,
+        block_bits: int = SHIFT_BITS,
+    ) -> None:
         self.depth, self.n_blocks, self.n_banks = depth, n_blocks, n_banks
+        self._bits = {"codes": code_bits, "shifts": block_bits}
         super().__init__(
             {
                 "w_en": In(1).array(n_banks),
                 "w_addr": In(address_bits(depth)).array(n_banks),
                 "w_mask": In(n_blocks).array(n_banks),
-                "w_codes": In(CODES_BITS * n_blocks).array(n_banks),
-                "w_shifts": In(SHIFT_BITS * n_blocks).array(n_banks),
+                "w_codes": In(code_bits * n_blocks).array(n_banks),
+                "w_shifts": In(block_bits * n_blocks).array(n_banks),
                 "r_en": In(1),
                 "r_addr": In(address_bits(depth)),
-                "codes": Out(CODES_BITS * n_blocks),
-                "shifts": Out(SHIFT_BITS * n_blocks),
+                "codes": Out(code_bits * n_blocks),
+                "shifts": Out(block_bits * n_blocks),
             }
             | ({"r_group": In(address_bits(n_banks))} if n_banks > 1 else {})
         )
@@ -65,7 +76,7 @@ class BlockBank(wiring.Component):
             group = Signal(address_bits(self.n_banks), reset_less=True)
             with m.If(self.r_en):
                 m.d.sync += group.eq(self.r_group)
-        for kind, bits in (("codes", CODES_BITS), ("shifts", SHIFT_BITS)):
+        for kind, bits in self._bits.items():
             words = []
             for bank in range(self.n_banks):
                 sram = Sram(depth=self.depth, n_lanes=self.n_blocks, lane_bits=bits)

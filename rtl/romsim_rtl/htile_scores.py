@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
+from romsim_rtl.htile_affine import affine_term
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
 
@@ -59,8 +60,8 @@ class TileScores(wiring.Component):
         members |= {
             "entry": In(address_bits(sizes.n_entries)),
             "slot": In(slot_bits),
-            "k_codes": In(CODES_BITS * blocks),
-            "k_shifts": In(SHIFT_BITS * blocks),
+            "k_codes": In(sizes.words.code_bits * blocks),
+            "k_shifts": In(sizes.words.block_bits * blocks),
             "q_codes": In(CODES_BITS * blocks).array(lanes),
             "q_shifts": In(SHIFT_BITS * blocks).array(lanes),
             "score_en": In(1),
@@ -79,18 +80,21 @@ class TileScores(wiring.Component):
         m = Module()
         names = [*_FLAGS, "entry", "slot"] + (["full"] if hasattr(self, "full") else [])
         flags = {name: getattr(self, name) for name in names}
-        valid = valid_chain(m, self.en, 3, "word")
+        more = self.sizes.words.score_cycles
+        valid = valid_chain(m, self.en, 3 + more, "word")
         _, flags1 = delay(m, valid[0], flags, 1, "read")
         _, flags2 = delay(m, valid[1], flags1, 1, "product")
-        _, flags3 = delay(m, valid[2], flags2, 1, "shift")
+        for index in range(more):
+            _, flags2 = delay(m, valid[2 + index], flags2, 1, f"scaled{index}")
+        _, flags3 = delay(m, valid[2 + more], flags2, 1, "shift")
         done = Signal()  # the last word of a key has been added
-        m.d.sync += done.eq(valid[3] & flags3["last_word"])
+        m.d.sync += done.eq(valid[-1] & flags3["last_word"])
         wanted = [n for n in names if n not in ("first_word", "last_word")]
-        _, flags4 = delay(m, valid[3], {n: flags3[n] for n in wanted}, 1, "sum")
+        _, flags4 = delay(m, valid[-1], {n: flags3[n] for n in wanted}, 1, "sum")
         _, flags5 = delay(m, done, flags4, 1, "score")
         scored, stored = valid_chain(m, done, 2, "score_done")[1:]
 
-        totals = self._multiply(m, valid, flags1, flags2, flags3)
+        totals = self._multiply(m, valid, flags1, flags3)
         scores = Signal(32 * len(totals), reset_less=True)
         clipped = Signal(len(totals), reset_less=True)
         results = [saturate32(total) for total in totals]
@@ -101,39 +105,57 @@ class TileScores(wiring.Component):
         self._keep(m, scored, stored, scores, flags5)
         return m
 
-    def _multiply(self, m: Module, valid: list[Any], read: Any, product: Any, shift: Any) -> Any:
+    def _multiply(self, m: Module, valid: list[Any], read: Any, shift: Any) -> Any:
         """Add up a key's blocks for each lane."""
         sizes = self.sizes
-        score_shift = 2 * sizes.linear_frac - 16
+        term_of = self._affine_term if sizes.words.is_affine else self._term
         totals = []
         for lane in range(sizes.heads_parallel):
-            terms = []
-            for block in range(sizes.word_blocks):
-                name = f"{lane}_{block}"
-                p = Signal(signed(_PRODUCT_BITS), name=f"product{name}", reset_less=True)
-                exponent = Signal(unsigned(SHIFT_BITS + 1), name=f"exp{name}", reset_less=True)
-                term = Signal(signed(64), name=f"term{name}", reset_less=True)
-                dot = self._dot(lane, block)
-                if block >= sizes.last_blocks:  # the last word of a head is not full
-                    dot = Mux(read["last_word"], 0, dot)
-                part = slice(block * SHIFT_BITS, (block + 1) * SHIFT_BITS)
-                with m.If(valid[1]):
-                    m.d.sync += [
-                        p.eq(dot),
-                        exponent.eq(self.k_shifts[part] + self.q_shifts[lane][part]),
-                    ]
-                is_left = exponent >= score_shift
-                amount = Mux(is_left, exponent - score_shift, exponent)[: SHIFT_BITS + 1]
-                shifted = left_shift(p, amount, 64)
-                with m.If(valid[2]):
-                    m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, score_shift)))
-                terms.append(term)
+            terms = [term_of(m, valid, read, lane, block) for block in range(sizes.word_blocks)]
             total = Signal(signed(64), name=f"total{lane}", reset_less=True)
             so_far = Mux(shift["first_word"], Const(0, signed(64)), total)
-            with m.If(valid[3]):
+            with m.If(valid[-1]):
                 m.d.sync += total.eq(add_tree([so_far, *terms]))
             totals.append(total)
         return totals
+
+    def _term(self, m: Module, valid: list[Any], read: Any, lane: int, block: int) -> Signal:
+        """One block of MXINT8: ``SHR(Σ q · k, 2·F_A - 16 - s(q) - s(k))``."""
+        sizes = self.sizes
+        score_shift = 2 * sizes.linear_frac - 16
+        name = f"{lane}_{block}"
+        p = Signal(signed(_PRODUCT_BITS), name=f"product{name}", reset_less=True)
+        exponent = Signal(unsigned(SHIFT_BITS + 1), name=f"exp{name}", reset_less=True)
+        term = Signal(signed(64), name=f"term{name}", reset_less=True)
+        dot = self._dot(lane, block)
+        if block >= sizes.last_blocks:  # the last word of a head is not full
+            dot = Mux(read["last_word"], 0, dot)
+        part = slice(block * SHIFT_BITS, (block + 1) * SHIFT_BITS)
+        with m.If(valid[1]):
+            m.d.sync += [
+                p.eq(dot),
+                exponent.eq(self.k_shifts[part] + self.q_shifts[lane][part]),
+            ]
+        is_left = exponent >= score_shift
+        amount = Mux(is_left, exponent - score_shift, exponent)[: SHIFT_BITS + 1]
+        shifted = left_shift(p, amount, 64)
+        with m.If(valid[2]):
+            m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, score_shift)))
+        return term
+
+    def _affine_term(self, m: Module, valid: list[Any], read: Any, lane: int, block: int) -> Any:
+        words = self.sizes.words
+        at, bits = CODES_BITS * block, SHIFT_BITS * block
+        return affine_term(
+            m,
+            valid[1:],
+            f"{lane}_{block}",
+            codes=self.k_codes[words.code_bits * block : words.code_bits * (block + 1)],
+            block=self.k_shifts[words.block_bits * block : words.block_bits * (block + 1)],
+            query=self.q_codes[lane][at : at + CODES_BITS],
+            query_shift=self.q_shifts[lane][bits : bits + SHIFT_BITS],
+            is_absent=read["last_word"] if block >= self.sizes.last_blocks else None,
+        )
 
     def _dot(self, lane: int, block: int) -> Any:
         at = block * CODES_BITS

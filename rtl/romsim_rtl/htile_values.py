@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
+from romsim_rtl.htile_affine import affine_value
 from romsim_rtl.htile_softmax import P_BITS
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import left_shift
@@ -53,8 +54,8 @@ class TileValues(wiring.Component):
                 "first_tok": In(1),
                 "last_tok": In(1),
                 "word": In(word_bits),
-                "v_codes": In(CODES_BITS * blocks),
-                "v_shifts": In(SHIFT_BITS * blocks),
+                "v_codes": In(sizes.words.code_bits * blocks),
+                "v_shifts": In(sizes.words.block_bits * blocks),
                 "p": In(P_BITS * lanes),
                 "o_en": In(1),
                 "o_word": In(word_bits).array(groups),
@@ -68,13 +69,16 @@ class TileValues(wiring.Component):
         m = Module()
         sizes = self.sizes
         names = ("first_tok", "last_tok", "word")
-        valid = valid_chain(m, self.en, 2, "value")
+        more = sizes.words.value_cycles
+        valid = valid_chain(m, self.en, 2 + more, "value")
         _, read = delay(m, valid[0], {name: getattr(self, name) for name in names}, 1, "read")
         _, product = delay(m, valid[1], read, 1, "product")
+        for index in range(more):
+            _, product = delay(m, valid[2 + index], product, 1, f"scaled{index}")
         write = Signal()
         word = Signal(len(self.word), reset_less=True)
-        m.d.sync += write.eq(valid[2] & product["last_tok"])
-        with m.If(valid[2]):
+        m.d.sync += write.eq(valid[-1] & product["last_tok"])
+        with m.If(valid[-1]):
             m.d.sync += word.eq(product["word"])
 
         is_read = valid_chain(m, self.o_en, 1, "o_read")[1]
@@ -115,6 +119,17 @@ class TileValues(wiring.Component):
     def _accumulate(self, m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:
         name = f"{lane}_{block}"
         p = self.p[P_BITS * lane : P_BITS * (lane + 1)]
+        words = self.sizes.words
+        if words.is_affine:
+            return affine_value(
+                m,
+                valid[1:],
+                first,
+                name,
+                codes=self.v_codes[words.code_bits * block : words.code_bits * (block + 1)],
+                block=self.v_shifts[words.block_bits * block : words.block_bits * (block + 1)],
+                p=p,
+            )
         products = []
         for element in range(MX_BLOCK):
             at = block * CODES_BITS + 8 * element

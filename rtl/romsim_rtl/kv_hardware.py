@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from romsim_compiler.kv import KvConfig
+from romsim_compiler.target import MX_BLOCK
 from romsim_models.errors import SpecError
 
 __all__ = ["KV_HARDWARE", "check_kv_hardware"]
 
 KV_HARDWARE = {
-    "codec": ("int8",),
+    "codec": ("int8", "int4", "int2"),
     "retention": ("all", "stream"),
     "layout": ("contiguous", "ring"),
 }
@@ -35,3 +36,8 @@ def check_kv_hardware(kv: KvConfig) -> None:
                 f"kv.{axis} of an RTL target must be one of {', '.join(built)}, not {found!r}, for "
                 f"which there is no hardware yet; compile with --kv {axis}={built[0]}"
             )
+    if kv.group not in (0, MX_BLOCK):
+        raise SpecError(
+            f"kv.group of an RTL target must be {MX_BLOCK}, the values that a lane group encodes, "
+            f"not {kv.group}; compile with --kv {kv.codec},group={MX_BLOCK}"
+        )

@@ -72,6 +72,8 @@ class VectorSizes:
         Tokens with buffers of their own.
     broadcast_cycles, collect_cycles
         Register stages of the wires to and from the tiles.
+    encode_cycles
+        Cycles that keys and values take longer to be encoded than queries.
 
     Raises
     ------
@@ -90,6 +92,7 @@ class VectorSizes:
     n_inflight: int
     broadcast_cycles: int
     collect_cycles: int
+    encode_cycles: int = 0
 
     def __post_init__(self) -> None:
         if self.n_lanes not in (32, 64, 128, 256, 512):
@@ -266,7 +269,7 @@ class VectorControl(wiring.Component):
             "embed": row + (LATENCY["embed"] + sizes.collect_cycles - 1),
             "sincos": n_turns + LATENCY["sincos"] - 1,
             "norm": (normed << 1) + (LATENCY["norm"] + hop - 1),
-            "rope": rope + LATENCY["rope"] + hop - 1,
+            "rope": rope + LATENCY["rope"] + sizes.encode_cycles + hop - 1,
             "attn_out": sizes.n_heads + attended + LATENCY["attn_out"] + hop - 1,
             "resid": resid + LATENCY["resid"] - 1,
             "glu": 2 * gated + LATENCY["glu"] + hop - 1,

@@ -17,6 +17,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
+from romsim_rtl.affine_encoder import AffineEncoder
+from romsim_rtl.kv_words import KV_WORDS
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.mx_quantizer import MxQuantizer
 from romsim_rtl.primitives import add_tree, lane_signals, popcount, saturate32, wire
@@ -59,6 +61,10 @@ class GroupConfig:
         Table ``SIG``.
     embed
         How codes stand in a ROM word.
+    codec
+        Of the KV cache, one of `KV_WORDS`.
+    reciprocals
+        Table ``RCP``.
     """
 
     x_depth: int
@@ -72,6 +78,8 @@ class GroupConfig:
     query_scale: int
     sigmoid: Sequence[int]
     embed: EmbedWord
+    codec: str
+    reciprocals: Sequence[int]
 
 
 class VectorGroup(wiring.Component):
@@ -96,6 +104,8 @@ class VectorGroup(wiring.Component):
         Load the result register; it is valid; quantise it; write it to X, to Y.
     n_sat : Out(7)
         Clips in this group's lanes, each counted in one cycle.
+    affine_codes, affine : Out
+        Of an affine KV codec, the encoder's codes, and zero and scale.
     """
 
     def __init__(self, *, config: GroupConfig) -> None:
@@ -138,6 +148,9 @@ class VectorGroup(wiring.Component):
         # results
         members |= {"magnitude": Out(32), "squares": Out(54), "n_sat": Out(7)}
         members |= {"codes": Out(8 * LANES), "shift": Out(5), "total": Out(signed(13))}
+        words = KV_WORDS[config.codec]
+        if words.is_affine:
+            members |= {"affine_codes": Out(words.code_bits), "affine": Out(words.block_bits)}
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -220,6 +233,17 @@ class VectorGroup(wiring.Component):
             self.total.eq(quantizer.total),
         ]
         m.d.comb += [quantizer.values[lane].eq(v[lane]) for lane in range(LANES)]
+        words = KV_WORDS[config.codec]
+        if words.is_affine:
+            m.submodules.encoder = encoder = AffineEncoder(
+                code_bits=words.element_bits, table=config.reciprocals
+            )
+            m.d.comb += [encoder.values[lane].eq(v[lane]) for lane in range(LANES)]
+            m.d.comb += [
+                encoder.start.eq(self.v_quant & self.is_rope),
+                self.affine_codes.eq(encoder.codes),
+                self.affine.eq(Cat(encoder.zero, encoder.scale)),
+            ]
 
         sum_valid = Signal()
         m.d.sync += sum_valid.eq(self.sum_en)

@@ -9,6 +9,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
 from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
 from romsim_rtl.primitives import add_tree
+from romsim_rtl.vector_control import VectorSizes
 from romsim_rtl.vector_embed_input import EmbedInput
 from romsim_rtl.vector_streams import Streams
 
@@ -109,15 +110,14 @@ def build_broadcast(
     chain = [Signal(name=f"quantised{index}") for index in range(QUANTIZER_CYCLES)]
     for after, before in zip(chain, (results.quantised, *chain), strict=False):
         m.d.sync += after.eq(before)
-    ready = chain[-1]
-    beat = Signal.like(control.c1, name="broadcast_beat", reset_less=True)
-    with m.If(control.first):
-        m.d.sync += beat.eq(0)
-    with m.Elif(ready):
-        m.d.sync += beat.eq(beat + 1)
-    # a block counts if its first lane does
-    tail = Cat(control.tail[32 * index] for index in range(sizes.n_groups))
-    mask = Mux(beat == control.n_last, tail, Const((1 << sizes.n_groups) - 1, sizes.n_groups))
+    ready: Any = chain[-1]
+    beat, mask = _count_blocks(m, control, ready, sizes.n_groups, "broadcast_beat")
+    codes: list[Any] = [group.codes for group in groups]
+    affine: list[Any] = []
+    if sizes.encode_cycles:
+        ready, beat, mask, is_late = _add_encoded(m, sizes, control, results, ready, beat, mask)
+        codes = [Mux(is_late, group.affine_codes, group.codes) for group in groups]
+        affine = [group.affine for group in groups]
     values: list[tuple[str, Any]] = [
         ("kind", Mux(control.is_rope, 2, 1)),
         ("token", control.token),
@@ -129,11 +129,13 @@ def build_broadcast(
     targets: list[Any] = [getattr(unit, f"bc_{name}") for name, _ in values[1:]]
     for index, group in enumerate(groups):
         values += [
-            (f"codes{index}", group.codes),
+            (f"codes{index}", codes[index]),
             (f"shift{index}", group.shift),
             (f"sum{index}", group.total),
         ]
         targets += [unit.bc_codes[index], unit.bc_shift[index], unit.bc_sum[index]]
+    values += [(f"affine{index}", value) for index, value in enumerate(affine)]
+    targets += [unit.bc_affine[index] for index in range(len(affine))]
     valid, at = ready, [value for _, value in values]
     for hop in range(sizes.broadcast_cycles):
         after = Signal(name=f"wire{hop}_valid")
@@ -148,3 +150,62 @@ def build_broadcast(
         valid, at = after, registers
     m.d.comb += unit.bc_kind.eq(Mux(valid, at[0], 0))
     m.d.comb += [target.eq(value) for target, value in zip(targets, at[1:], strict=True)]
+
+
+def _count_blocks(
+    m: Module, control: Any, ready: Any, n_groups: int, name: str
+) -> tuple[Signal, Any]:
+    """Count beats that are ready; return the number of this one, and its blocks that count."""
+    beat = Signal.like(control.c1, name=name, reset_less=True)
+    with m.If(control.first):
+        m.d.sync += beat.eq(0)
+    with m.Elif(ready):
+        m.d.sync += beat.eq(beat + 1)
+    # a block counts if its first lane does
+    tail = Cat(control.tail[32 * index] for index in range(n_groups))
+    return beat, Mux(beat == control.n_last, tail, Const((1 << n_groups) - 1, n_groups))
+
+
+def _add_encoded(
+    m: Module,
+    sizes: VectorSizes,
+    control: Any,
+    results: Results,
+    ready: Any,
+    beat: Any,
+    mask: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """Send keys and values when they are encoded, later than the queries, which are all before.
+
+    A beat with both is sent twice, each time with a part of its blocks.
+
+    Returns
+    -------
+    tuple
+        As given: whether a beat is ready, its number and blocks; and whether it is of encoded ones.
+    """
+    n_groups, n_queries = sizes.n_groups, sizes.q_dim // 32
+    # other operators' beats stay out: theirs may still be on their way when a rope begins
+    chain: list[Any] = [results.quantised & control.is_rope]
+    for index in range(QUANTIZER_CYCLES + sizes.encode_cycles):
+        after = Signal(name=f"encoded{index}")
+        m.d.sync += after.eq(chain[-1])
+        chain.append(after)
+    late_beat, late_mask = _count_blocks(m, control, chain[-1], n_groups, "encoded_beat")
+
+    def queries(number: Any) -> Any:
+        return Cat(number * n_groups + index < n_queries for index in range(n_groups))
+
+    early, late = Signal(n_groups, name="early_blocks"), Signal(n_groups, name="late_blocks")
+    m.d.comb += [
+        early.eq(mask & Mux(control.is_rope, queries(beat), mask)),
+        late.eq(late_mask & ~queries(late_beat)),
+    ]
+    is_late = Signal(name="is_late")
+    m.d.comb += is_late.eq(chain[-1] & late.any())
+    return (
+        is_late | (ready & early.any()),
+        Mux(is_late, late_beat, beat),
+        Mux(is_late, late, early),
+        is_late,
+    )

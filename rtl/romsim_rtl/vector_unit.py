@@ -15,6 +15,7 @@ from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 from romsim_rtl.argmax import Argmax
 from romsim_rtl.encoding import WORD_BITS
+from romsim_rtl.kv_words import KV_WORDS
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.vector_control import VectorControl, VectorSizes, check_latency
 from romsim_rtl.vector_embed import EmbedWord
@@ -113,7 +114,9 @@ class VectorUnit(wiring.Component):
             n_inflight=target.schedule.n_inflight,
             broadcast_cycles=target.network.broadcast_cycles,
             collect_cycles=target.network.collect_cycles,
+            encode_cycles=KV_WORDS[target.kv.codec].encode_cycles,
         )
+        self.codec = target.kv.codec
         longest = max(2 * spec.hidden_dim, sizes.qkv_rows, spec.dim)
         self.x_bits = address_bits(sizes.beats(spec.dim))
         # one word more than the rows need: the up half's last word may stand past them
@@ -122,6 +125,8 @@ class VectorUnit(wiring.Component):
         self.block_bits = address_bits(max(longest // 32 + 1, 2) + sizes.n_groups)
         n_lanes, n_groups = sizes.n_lanes, sizes.n_groups
         word = signed(32)
+        words = KV_WORDS[self.codec]
+        encoded = {"bc_affine": Out(words.block_bits).array(n_groups)} if words.is_affine else {}
         super().__init__(
             {
                 "start": In(1),
@@ -166,6 +171,7 @@ class VectorUnit(wiring.Component):
                 "best_value": Out(word),
                 "sat_count": Out(32),
             }
+            | encoded
         )
 
     @property
@@ -184,6 +190,8 @@ class VectorUnit(wiring.Component):
             linear_frac=self.numerics.linear_frac,
             query_scale=self.query_scale,
             sigmoid=self.tables["SIG"],
+            codec=self.codec,
+            reciprocals=self.tables["RCP"],
             embed=EmbedWord(
                 lane_bits=array.lane_bits,
                 is_ternary=array.encoding == "ternary",

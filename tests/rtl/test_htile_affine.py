@@ -1,0 +1,159 @@
+# amaranth: UnusedElaboratable=no
+"""Multiply lanes for affine codes against the page's integers, in Amaranth's simulator."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from amaranth.hdl import Cat, Module, Signal
+
+from romsim_rtl.half_words import WORD_FRAC
+from romsim_rtl.htile_affine import affine_term, affine_value
+from tests.rtl.attention_golden import rne, shr
+from tests.rtl.stepped import simulate
+
+LARGEST = 30 << 10  # the word of 2^31
+
+
+def integer(word: int) -> int:
+    """What a 16-bit word stands for."""
+    exponent, fraction = word >> 10 & 31, word & 1023
+    size = (fraction + (1024 if exponent else 0) << max(exponent, 1)) >> WORD_FRAC
+    return -size if word >> 15 else size
+
+
+def random_word(rng: random.Random, largest: int) -> int:
+    """A magnitude's word; subnormal ones stand for 1, 2 and 3."""
+    kind = rng.random()
+    if kind < 0.2:
+        return rng.choice((0, 1 << 8, 2 << 8, 3 << 8, 1 << 10, largest))
+    exponent = rng.randrange(1, largest >> 10)
+    kept = min(10, exponent - 1)  # an integer: no bits below one
+    return exponent << 10 | rng.randrange(1 << kept) << 10 - kept
+
+
+def groups(rng: random.Random, bits: int, n: int) -> list[tuple[list[int], int, int]]:
+    """Codes, zero and scale: extremes first; values stay below 2^31 in magnitude as keys do."""
+    top = (1 << bits) - 1
+    scales = {4: 27 << 10 | 136, 2: 29 << 10 | 341}  # the largest range: 2^32 / 15, 2^32 / 3
+    found = [
+        ([top] * 32, LARGEST | 1 << 15, scales[bits]),
+        ([0] * 32, LARGEST | 1 << 15, scales[bits]),
+        ([0] * 32, LARGEST, 0),
+        ([top] * 32, 0, 1 << 8),
+    ]
+    for _ in range(n):
+        zero = random_word(rng, LARGEST) | rng.randrange(2) << 15
+        codes = [rng.randrange(top + 1) for _ in range(32)]
+        found.append((codes, zero, random_word(rng, scales[bits])))
+    return found
+
+
+def run(top: Any, inputs: dict[str, tuple[Any, list[int]]], output: Any, wanted: list[int]) -> None:
+    """Give one of each a cycle and compare the output, which begins some cycles later."""
+    delay = len(wanted) - len(next(iter(inputs.values()))[1])
+
+    async def bench(context: Any) -> None:
+        for cycle, value in enumerate(wanted):
+            for port, values in inputs.values():
+                if cycle < len(values):
+                    context.set(port, values[cycle])
+            if cycle >= delay:
+                assert context.get(output) == value, cycle
+            await context.tick()
+
+    ports = {name: (port, "i") for name, (port, _) in inputs.items()}
+    simulate(top, bench, ports=ports | {"out": (output, "o")})
+
+
+def pack(values: list[int], bits: int) -> int:
+    mask = (1 << bits) - 1
+    return sum((value & mask) << bits * index for index, value in enumerate(values))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_term_is_the_rounded_product_of_query_and_decoded_key(bits: int) -> None:
+    rng = random.Random(1)
+    keys = groups(rng, bits, 150)
+    queries = [[127] * 32, [-127] * 32, [-127, 127] * 16, [1] + [0] * 31]
+    queries += [[rng.randrange(-127, 128) for _ in range(32)] for _ in keys[4:]]
+    shifts = [25, 25, 25, 0] + [rng.randrange(26) for _ in keys[4:]]
+    absent = [0, 0, 0, 0] + [int(rng.random() < 0.1) for _ in keys[4:]]
+    wanted = [0] * 4
+    n_rounded = 0
+    for (codes, zero, scale), query, shift, is_absent in zip(
+        keys, queries, shifts, absent, strict=True
+    ):
+        seen = [integer(zero) + code * integer(scale) for code in codes]
+        product = sum(q * k for q, k in zip(query, seen, strict=True))
+        n_rounded += shift < 16 and product % (1 << 16 - shift) != 0
+        wanted.append(0 if is_absent else shr(product, 16 - shift))
+    assert n_rounded > 20
+
+    m = Module()
+    ports = {
+        "codes": (Signal(32 * bits), [pack(codes, bits) for codes, _, _ in keys]),
+        "block": (Signal(32), [zero | scale << 16 for _, zero, scale in keys]),
+        "query": (Signal(256), [pack(query, 8) for query in queries]),
+        "query_shift": (Signal(5), shifts),
+        "is_absent": (Signal(), absent),
+    }
+    ones = [Signal(init=1, name=f"one{index}") for index in range(4)]
+    term = affine_term(m, ones, "0", **{name: port for name, (port, _) in ports.items()})
+    out = Signal(64, name="out")
+    m.d.comb += out.eq(term)
+    run(m, ports, out, [value & (1 << 64) - 1 for value in wanted])
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_sums_are_of_numerators_times_decoded_values(bits: int) -> None:
+    rng = random.Random(2)
+    values = groups(rng, bits, 150)
+    numerators = [1 << 15, 1 << 15, 1 << 15, 1] + [
+        rng.choice((0, 1 << 15, rng.randrange(1 << 15))) for _ in values[4:]
+    ]
+    first = [1, 0, 0, 0] + [int(rng.random() < 0.1) for _ in values[4:]]
+    sums, wanted = [0] * 32, [0] * 3
+    for (codes, zero, scale), p, is_first in zip(values, numerators, first, strict=True):
+        seen = [integer(zero) + code * integer(scale) for code in codes]
+        sums = [(0 if is_first else s) + p * v for s, v in zip(sums, seen, strict=True)]
+        assert max(map(abs, sums)) < 1 << 63
+        wanted.append(pack(sums, 64))
+
+    m = Module()
+    ports = {
+        "codes": (Signal(32 * bits), [pack(codes, bits) for codes, _, _ in values]),
+        "block": (Signal(32), [zero | scale << 16 for _, zero, scale in values]),
+        "p": (Signal(16), numerators),
+    }
+    begins = (Signal(), first)
+    late = [Signal(name=f"first{index}") for index in range(2)]
+    m.d.sync += [late[0].eq(begins[0]), late[1].eq(late[0])]
+    ones = [Signal(init=1, name=f"one{index}") for index in range(3)]
+    made = affine_value(m, ones, late[1], "0", **{name: port for name, (port, _) in ports.items()})
+    out = Signal(64 * 32, name="out")
+    m.d.comb += out.eq(Cat(made))
+    run(m, {**ports, "first": begins}, out, wanted)
+
+
+def test_a_tie_goes_to_the_even_score() -> None:
+    assert [rne(value, 1) for value in (1, 3, -1, -3)] == [0, 2, 0, -2]
+    m = Module()
+    codes, block, query = Signal(64), Signal(32), Signal(256)
+    ones = [Signal(init=1, name=f"one{index}") for index in range(4)]
+    term = affine_term(
+        m, ones, "0", codes=codes, block=block, query=query, query_shift=Signal(5, init=15)
+    )
+    out = Signal(64, name="out")
+    m.d.comb += out.eq(term)
+    # a code of 1 with a scale of 1, times the query, times 2^15, is half of it
+    queries = [1, 3, -1, -3, 5, -5]
+    inputs = {
+        "codes": (codes, [1] * 6),
+        "block": (block, [1 << 24] * 6),
+        "query": (query, [value & 255 for value in queries]),
+    }
+    wanted = [rne(value, 1) & (1 << 64) - 1 for value in queries]
+    run(m, inputs, out, [0] * 4 + wanted)

@@ -1,0 +1,84 @@
+# amaranth: UnusedElaboratable=no
+"""KV codecs in RTL: ``romsim verify`` on tiny chips, write for write and cycle for cycle."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import romsim
+from romsim_compiler.kv import KvConfig, parse_kv
+from romsim_compiler.kv_cycles import CODEC_CYCLES
+from romsim_models.errors import SpecError
+from romsim_rtl.affine_encoder import ENCODER_CYCLES
+from romsim_rtl.driver_build import BuildOptions
+from romsim_rtl.kv_hardware import check_kv_hardware
+from romsim_rtl.kv_words import KV_WORDS
+from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
+from tests.tiny_chips import compile_tiny, sized_target
+
+OPTIONS = BuildOptions(opt="-O0", trace=True)
+
+WIDE: dict[str, Any] = {"n_tiles": 4, "n_lanes": 64, "word_elems": 64, "n_inflight": 3}
+"""Words of two blocks, which two heads of 32 do not fill; prompts three tokens at a time."""
+MIXED: dict[str, Any] = {"n_tiles": 4, "n_lanes": 128, "broadcast_cycles": 0, "attn_block": 8}
+"""A broadcast beat has blocks of queries and of keys."""
+ONE: dict[str, Any] = {"n_tiles": 1, "heads_parallel": 4, "n_inflight": 1, "collect_cycles": 0}
+
+
+def verified(kv: str, folder: Path, *, name: str = "tiny-int4", n: int = 9, **sizes: Any) -> None:
+    """Fill a chip's context: prompt, then two decoded tokens."""
+    target = sized_target("small", **sizes)
+    chip = compile_tiny(name, folder / "chip", target=target, kv=kv, context=n + 2)
+    rng = np.random.default_rng(1)
+    ids = [int(token) for token in rng.integers(3, chip.spec.vocab_size, n)]
+    done = romsim.verify(chip, tokens=ids, n_new=2, level="chip", options=OPTIONS)
+    (part,) = done.rtl
+    assert done.passed
+    assert part.report.n_tokens == n + 2
+    assert {"K", "V", "Q", "O"} <= {place[0] for place in part.report.by_memory}
+
+
+@pytest.mark.verilator
+def test_three_machines_agree(tmp_path: Path) -> None:
+    verified("int4", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.verilator
+@pytest.mark.parametrize(
+    ("kv", "sizes", "name", "n"),
+    [
+        ("int2", {}, "tiny-int4", 33),
+        ("int2", WIDE, "tiny-int2", 17),
+        ("int4", MIXED, "tiny-int2", 9),
+        ("int4", ONE, "tiny-int4", 19),
+    ],
+)
+def test_three_machines_agree_on_other_chips(
+    kv: str, sizes: dict[str, Any], name: str, n: int, tmp_path: Path
+) -> None:
+    verified(kv, tmp_path, name=name, n=n, **sizes)
+
+
+def test_pipelines_are_as_deep_as_the_closed_forms_say() -> None:
+    for codec, words in KV_WORDS.items():
+        in_rope, in_block = CODEC_CYCLES[codec]
+        assert words.encode_cycles == in_rope
+        assert words.score_cycles + words.value_cycles == in_block
+        if words.is_affine:
+            assert QUANTIZER_CYCLES + words.encode_cycles == ENCODER_CYCLES
+
+
+def test_a_group_of_more_than_a_lane_group_is_refused() -> None:
+    sentence = (
+        "kv.group of an RTL target must be 32, the values that a lane group encodes, not 64; "
+        "compile with --kv int4,group=32"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        check_kv_hardware(parse_kv("int4-g64"))
+    check_kv_hardware(KvConfig())
