@@ -56,19 +56,32 @@ def evaluate_nll(
 
 @torch.inference_mode()
 def score_window(
-    decoder: IntegerDecoder, tokens: Sequence[int], *, adapter: str | None = None
+    decoder: IntegerDecoder,
+    tokens: Sequence[int],
+    *,
+    first: int = 1,
+    adapter: str | None = None,
 ) -> tuple[list[float], list[int], int]:
-    """Score every token of a text but the first, the decoder reset before.
+    """Score the tokens of a text from ``first`` on, the decoder reset before.
 
     Returns
     -------
     tuple
         Negative log-likelihood in nats, and the likeliest token instead (the lowest id among
-        equals), of tokens 1 to the last; and the clips to int32.
+        equals), of tokens ``first`` to the last; and the clips to int32.
+
+    Raises
+    ------
+    SpecError
+        If no token is left to score, or nothing is before it.
     """
+    if not 1 <= first < len(tokens):
+        raise SpecError(f"first must be 1 to {len(tokens) - 1}, not {first!r}")
     decoder.reset()
-    logits = decoder.forward(tokens, adapter=adapter, all_logits=True)[:-1]
-    targets = torch.as_tensor(tokens[1:], device=logits.device)
+    if first > 1:
+        decoder.forward(tokens[: first - 1], adapter=adapter)
+    logits = decoder.forward(tokens[first - 1 :], adapter=adapter, all_logits=True)[:-1]
+    targets = torch.as_tensor(tokens[first:], device=logits.device)
     scale = 2.0**-decoder.config.logit_frac
     losses: list[float] = []
     likeliest: list[int] = []
