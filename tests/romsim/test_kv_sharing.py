@@ -189,7 +189,7 @@ def taken(pool: PagePool, n: int) -> list[int]:
     return [pool.take(i) for i in range(n)]
 
 
-def test_tree_vectors() -> None:
+def test_t2_12_tree_vectors() -> None:
     pool = PagePool(64)
     tree = PrefixTree(pool, 1)
     lengths = []
@@ -207,7 +207,7 @@ def test_tree_vectors() -> None:
     assert pool.n_free == 64
 
 
-def test_tree_matches_whole_pages_and_gives_those_that_were_inserted() -> None:
+def test_t2_12_tree_matches_whole_pages_and_gives_those_that_were_inserted() -> None:
     pool = PagePool(64)
     tree = PrefixTree(pool, 4)
     pages = taken(pool, 4)
@@ -223,7 +223,7 @@ def test_tree_matches_whole_pages_and_gives_those_that_were_inserted() -> None:
         tree.insert("a", list(range(12)), [0])
 
 
-def test_tree_forgets_the_leaf_used_longest_ago_and_never_a_locked_one() -> None:
+def test_t2_12_tree_forgets_the_leaf_used_longest_ago_and_never_a_locked_one() -> None:
     pool = PagePool(8)
     tree = PrefixTree(pool, 1)
     for tokens in ([1, 2], [1, 3], [4]):

@@ -110,7 +110,7 @@ def test_16_bit_words_are_copied_in_two_and_h2o_copies_its_mass(tiny: Descriptio
     assert fork_cycles(50, spec=spec, target=h2o.target) == 5 + mass
 
 
-def test_a_known_prefix_gives_what_computing_it_gives(tiny: Description) -> None:
+def test_t2_12_a_known_prefix_gives_what_computing_it_gives(tiny: Description) -> None:
     chip = with_slots(tiny, "int4,layout=paged,block=4", 3)
     pool = SequencePool(CycleModel(chip, threads=1), prefixes=True)
     system = text(18, seed=3)
@@ -152,7 +152,7 @@ def test_t1_14_a_prefix_of_another_adapter_is_not_found(tiny: Description) -> No
     np.testing.assert_array_equal(again.logits, expected)
 
 
-def test_a_full_chip_forgets_prefixes_that_nobody_uses(tiny: Description) -> None:
+def test_t2_12_a_full_chip_forgets_prefixes_that_nobody_uses(tiny: Description) -> None:
     chip = with_slots(tiny, "int8,layout=paged,block=4", 2, context=24)
     pool = SequencePool(CycleModel(chip, threads=1), prefixes=True)
     for seed in range(6):
