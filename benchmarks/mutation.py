@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from benchmarks.mutation_scripts import UNITS, unit_design
 from benchmarks.mutation_tests import Outcome, designs_of
+from benchmarks.mutation_vector import vector_design
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.equivalence import prove_equivalent
 from romsim_rtl.mutants import Mutant, Netlist, Planted
@@ -43,7 +44,7 @@ TESTS = (
     "sequencer",
     "sincos",
 )
-LARGE = (*UNITS, "lside")  # many minutes each: only by name
+LARGE = (*UNITS, "vector_unit", "lside")  # many minutes each: only by name
 # Outputs that are read only while another output is 1, as the components' Members say.
 WHEN: Mapping[str, Mapping[str, str]] = {}
 
@@ -308,7 +309,12 @@ def measure(
     parts = []
     for test in tests:
         designs: Sequence[Subject]
-        designs = [unit_design(test)] if test in UNITS else designs_of(f"tests.rtl.test_{test}")
+        if test == "vector_unit":
+            designs = [vector_design()]
+        elif test in UNITS:
+            designs = [unit_design(test)]
+        else:
+            designs = designs_of(f"tests.rtl.test_{test}")
         for name in sorted({design.component for design in designs}):
             of_it = [design for design in designs if design.component == name]
             step = max(1.0, len(of_it) / max_designs)
@@ -327,7 +333,7 @@ def measure(
                     sources=sources,
                     say=say,
                 )
-                parts += _by_file(part) if test in UNITS else [part]
+                parts += _by_file(part) if test in (*UNITS, "vector_unit") else [part]
                 say(
                     f"{name}: {part.count('caught')} caught, {part.count('equivalent')} proved "
                     f"equivalent, {part.count('survived')} survived"

@@ -45,7 +45,7 @@ class Unit:
     module: str
     shapes: str
     goldens: tuple[str, ...] = ()
-    files: str = ""
+    files: tuple[str, ...] = ()
     tests: tuple[str, ...] = ("test_",)
 
 
@@ -62,7 +62,7 @@ UNITS = {
         module="tests.rtl.test_lora_side",
         shapes="CHIPS",
         goldens=("apply",),
-        files="lora_",
+        files=("lora_",),
         tests=("test_adapters", "test_without_an_adapter"),
     ),
 }

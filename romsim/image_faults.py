@@ -42,11 +42,14 @@ class Fault:
         Where it is and what it changes.
     edits
         Image file, byte offset, and the bits to invert there.
+    gain
+        Of a gain: its norm, its index and the bits; None for all others.
     """
 
     kind: str
     what: str
     edits: tuple[tuple[str, int, int], ...]
+    gain: tuple[str, int, int] | None = None
 
 
 class _Images:
@@ -163,6 +166,7 @@ def _gain(images: _Images, rng: random.Random) -> Fault:
         kind="gain",
         what=f"bit {bit} of {name}[{index}]",
         edits=tuple(images.edits("gains.bin", 4 * lanes, first + index // lanes, mask)),
+        gain=(name, index, 1 << bit),
     )
 
 

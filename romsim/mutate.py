@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from romsim.cycle import CycleModel
+from romsim.gain_stimulus import GainStimuli
 from romsim.image_faults import FAULT_KINDS, Fault, choose_faults, write_faulty
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
@@ -23,14 +24,31 @@ _SLACK = 20  # a program that takes this many times its cycles hangs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOutcome:
-    """A fault and the first difference that it makes; None if the comparison found none."""
+    """A fault and the first difference that it makes; None if the comparison found none.
+
+    Parameters
+    ----------
+    fault
+        What was changed.
+    found
+        The difference.
+    stimulus
+        What it showed on: ``prompt``, or ``epsilon`` for another epsilon of the fault's norm; None
+        if nothing was found.
+    """
 
     fault: Fault
     found: str | None
+    stimulus: str | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON-ready values."""
-        return {"kind": self.fault.kind, "what": self.fault.what, "found": self.found}
+        return {
+            "kind": self.fault.kind,
+            "what": self.fault.what,
+            "found": self.found,
+            "stimulus": self.stimulus,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +66,16 @@ class FaultReport:
         """Whether there were faults and every one was found."""
         return bool(self.outcomes) and all(o.found is not None for o in self.outcomes)
 
-    def by_kind(self) -> dict[str, tuple[int, int]]:
-        """Give the faults of each kind and how many were found."""
-        kinds: dict[str, tuple[int, int]] = {}
+    def by_kind(self) -> dict[str, tuple[int, int, int]]:
+        """Give the faults of each kind, how many were found, and of them on the prompt itself."""
+        kinds: dict[str, tuple[int, int, int]] = {}
         for outcome in self.outcomes:
-            n, found = kinds.get(outcome.fault.kind, (0, 0))
-            kinds[outcome.fault.kind] = (n + 1, found + (outcome.found is not None))
+            n, found, plain = kinds.get(outcome.fault.kind, (0, 0, 0))
+            kinds[outcome.fault.kind] = (
+                n + 1,
+                found + (outcome.found is not None),
+                plain + (outcome.stimulus == "prompt"),
+            )
         return kinds
 
     def to_json(self) -> dict[str, Any]:
@@ -65,16 +87,21 @@ class FaultReport:
             "n_new": self.n_new,
             "n_faults": len(self.outcomes),
             "n_found": sum(o.found is not None for o in self.outcomes),
-            "by_kind": {k: {"faults": n, "found": f} for k, (n, f) in self.by_kind().items()},
+            "by_kind": {
+                kind: {"faults": n, "found": found, "found_on_prompt": plain}
+                for kind, (n, found, plain) in self.by_kind().items()
+            },
             "faults": [outcome.to_json() for outcome in self.outcomes],
             "passed": self.passed,
         }
 
     def to_text(self) -> str:
         """Return a table, and the faults that went unnoticed."""
-        lines = [f"{'fault':<10}{'injected':>10}{'found':>8}"]
-        for kind, (n, found) in self.by_kind().items():
-            lines.append(f"{kind:<10}{n:>10}{found:>8}")
+        lines = [f"{'fault':<10}{'injected':>10}{'found':>8}{'on the prompt':>15}"]
+        for kind, (n, found, plain) in self.by_kind().items():
+            lines.append(f"{kind:<10}{n:>10}{found:>8}{plain:>15}")
+        if any(outcome.stimulus == "epsilon" for outcome in self.outcomes):
+            lines.append("the others found: on the prompt with another epsilon of the gain's norm")
         missed = [o.fault for o in self.outcomes if o.found is None]
         lines += [f"unnoticed: {fault.kind}: {fault.what}" for fault in missed]
         return "\n".join(lines)
@@ -93,7 +120,9 @@ def mutate(
 ) -> FaultReport:
     """Inject faults into the ROM images that the RTL reads, and verify it against the cycle model.
 
-    The cycle model reads the description as it is; the chip is built once.
+    The cycle model reads the description as it is; the chip is built once. A gain's fault that the
+    prompt does not show is tried once more, with an epsilon of its norm for which the cycle model
+    gives another code with the fault than without (`romsim.gain_stimulus`).
 
     Parameters
     ----------
@@ -133,23 +162,24 @@ def mutate(
     faults = choose_faults(
         description, count=count, seed=seed, kinds=kinds, programs=sorted(programs)
     )
-    difference = _difference(description, prompts, options=options)
-    if difference is not None:
-        raise SpecError(
-            f"RTL of {description.name!r} must equal its cycle model before faults are "
-            f"injected, not differ in {difference}"
-        )
+    _check_equal(description, prompts, options)
     limit = _SLACK * CycleModel(description).prefill(tokens).cycles
+    stimuli = GainStimuli(description, tokens)
     outcomes = []
     for number, fault in enumerate(faults):
         if progress is not None:
             progress("injecting faults", number / len(faults))
-        with tempfile.TemporaryDirectory() as name:
-            write_faulty(images, fault, Path(name))
-            found = _difference(
-                description, prompts, options=options, images=Path(name), limit=limit
-            )
-            outcomes.append(FaultOutcome(fault=fault, found=found))
+        found = _injected(description, prompts, fault, images, options, limit)
+        stimulus = None if found is None else "prompt"
+        chip = None
+        if found is None and fault.gain is not None:
+            chip = stimuli.chip_for(*fault.gain)
+        if chip is not None:
+            once = [RtlPrompt(tokens=tuple(tokens))]
+            _check_equal(chip, once, options)
+            found = _injected(chip, once, fault, build_chip(chip, options).images, options, limit)
+            stimulus = None if found is None else "epsilon"
+        outcomes.append(FaultOutcome(fault=fault, found=found, stimulus=stimulus))
     if progress is not None:
         progress("injecting faults", 1.0)
     return FaultReport(
@@ -159,6 +189,31 @@ def mutate(
         n_new=n_new,
         outcomes=tuple(outcomes),
     )
+
+
+def _check_equal(
+    description: Description, prompts: Sequence[RtlPrompt], options: BuildOptions
+) -> None:
+    difference = _difference(description, prompts, options=options)
+    if difference is not None:
+        raise SpecError(
+            f"RTL of {description.name!r} must equal its cycle model before faults are "
+            f"injected, not differ in {difference}"
+        )
+
+
+def _injected(
+    description: Description,
+    prompts: Sequence[RtlPrompt],
+    fault: Fault,
+    images: Path,
+    options: BuildOptions,
+    limit: int,
+) -> str | None:
+    """Give the first difference that a fault makes."""
+    with tempfile.TemporaryDirectory() as name:
+        write_faulty(images, fault, Path(name))
+        return _difference(description, prompts, options=options, images=Path(name), limit=limit)
 
 
 def _executed(prompt: RtlPrompt, size: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A chip with some of its instructions: one layer, or one instruction after the other."""
+"""A chip with some of its instructions, or with other fields in them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from romsim_compiler.description import Description
+from romsim_compiler.gains import GainVector
 from romsim_compiler.program import UNITS, Instruction, Program
 
-__all__ = ["ReducedDescription", "distinct_layers", "one_layer"]
+__all__ = ["ReducedDescription", "distinct_layers", "one_layer", "with_gain"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,21 @@ class ReducedDescription(Description):
         Whether an instruction stays.
     is_serial
         Whether every instruction waits for all units, so that it is alone on the chip.
+    gain
+        A norm whose scalars, which stand in its instructions, take the place of the whole's; its
+        gains, which are in the ROM, must be those of the whole.
     """
 
     full: Description
     keep: Callable[[Instruction], bool]
-    is_serial: bool
+    is_serial: bool = False
+    gain: GainVector | None = None
+
+    @cached_property
+    def gains(self) -> dict[str, GainVector]:
+        """Norm gains by name, with the scalars that were given."""
+        gain = self.gain
+        return self.full.gains | ({} if gain is None else {gain.name: gain})
 
     @property
     def whole(self) -> Description:
@@ -68,6 +79,17 @@ def one_layer(
         full=description,
         keep=lambda instruction: instruction.layer in (-1, layer),
         is_serial=is_serial,
+    )
+
+
+def with_gain(description: Description, gain: GainVector) -> ReducedDescription:
+    """Return a chip with all its instructions and other scalars of one norm."""
+    return ReducedDescription(
+        path=description.path,
+        manifest=description.manifest,
+        full=description,
+        keep=lambda instruction: True,
+        gain=gain,
     )
 
 

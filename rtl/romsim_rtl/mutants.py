@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,13 @@ def _signature_ports(component: Any) -> dict[str, tuple[Any, str]]:
 
 
 def plant_mutants(
-    netlist: Netlist, folder: Path, *, count: int, seed: int, files: str = ""
+    netlist: Netlist,
+    folder: Path,
+    *,
+    count: int,
+    seed: int,
+    files: Sequence[str] = (),
+    each: int = 0,
 ) -> Planted:
     """Choose mutants evenly over a design and write it with all of them.
 
@@ -182,6 +188,9 @@ def plant_mutants(
         Of the choice.
     files
         How the names of the files begin whose lines are mutated; all by default.
+    each
+        Most mutants of one file, the alphabet's first of those whose lines made the cell; 0 for
+        no limit.
 
     Raises
     ------
@@ -203,9 +212,10 @@ def plant_mutants(
         "count": count,
         "seed": seed,
         # more than are wanted: clocks, and lines of other files, are no sites
-        "listed": (40 if files else 4) * count + 200,
+        "listed": (12 if each else 40 if files else 4) * count + 200,
         "package": _PACKAGE,
-        "files": files,
+        "files": list(files),
+        "each": each,
         "control": CONTROL,
         "width": CONTROL_BITS,
         "netlist": str(folder / f"{netlist.name}.lowered.il"),

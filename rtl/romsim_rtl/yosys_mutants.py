@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def plant(plan_file: str) -> None:
     plan_file
         JSON: ``sources`` (RTLIL files), ``top``, ``count`` of ``listed``, ``seed``, ``package``
         (folder whose source lines may be mutated), ``files`` (how the names of its files begin),
-        ``control`` and ``width`` of the selecting input, and the files to write: ``netlist``
-        (RTLIL without mutants), ``mutants`` (JSON), ``verilog`` (without attributes).
+        ``each`` (most mutants of one file, 0 for no limit), ``control`` and ``width`` of the
+        selecting input, and the files to write: ``netlist`` (RTLIL without mutants), ``mutants``
+        (JSON), ``verilog`` (without attributes).
     """
     import pyosys.libyosys as ys  # a native library of 100 MB that only this needs
 
@@ -66,10 +68,18 @@ def plant(plan_file: str) -> None:
     run(f"mutate -list {plan['listed']} -seed {plan['seed']} -o {listed} {sites}")
     chosen: list[dict[str, Any]] = []
     seen: set[str] = set()
+    taken: Counter[str] = Counter()
+    files = tuple(plan["files"]) or ("",)
     for line in listed.read_text().splitlines():
-        mutant = _parse(line, f"{plan['package']}/{plan['files']}", plan["package"])
+        mutant = _parse(line, files, plan["package"])
         if mutant is None or mutant["command"] in seen or len(chosen) == plan["count"]:
             continue
+        file = next(place for place in mutant["places"] if place.startswith(files)).partition(":")[
+            0
+        ]
+        if taken[file] == plan["each"] > 0:
+            continue
+        taken[file] += 1
         seen.add(mutant["command"])
         chosen.append(mutant)
     for number, mutant in enumerate(chosen, 1):
@@ -79,7 +89,7 @@ def plant(plan_file: str) -> None:
     Path(plan["mutants"]).write_text(json.dumps(chosen, indent=1) + "\n")
 
 
-def _parse(line: str, wanted: str, package: str) -> dict[str, Any] | None:
+def _parse(line: str, files: tuple[str, ...], package: str) -> dict[str, Any] | None:
     """Take one line of the list apart; None if it is no site."""
     words = line.split()
     if words[:1] != ["mutate"]:
@@ -98,9 +108,9 @@ def _parse(line: str, wanted: str, package: str) -> dict[str, Any] | None:
             places += value.split("|")
         else:
             values[option] = value
-    if values["-port"] == "CLK" or not any(place.startswith(wanted) for place in places):
-        return None
     places = [p.partition("/")[2] for p in places if p.startswith(f"{package}/")]
+    if values["-port"] == "CLK" or not any(place.startswith(files) for place in places):
+        return None
     names = ("-mode", "-module", "-cell", "-port", "-portbit", "-ctrlbit")
     command = " ".join(f"{name} {values[name]}" for name in names if name in values)
     return {

@@ -112,36 +112,24 @@ def test_a_flipped_rom_bit_is_found_and_named(
     assert re.fullmatch(rf"{place}: {values}", report.first.sentence())
 
 
-def test_injected_faults_are_found_and_what_cannot_be_seen_is_said(
-    chip: Description, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_injected_faults_are_found(chip: Description, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = ("code", "scale", "program", "heads")
     report = mutate(chip, tokens=PROMPT[:3], n_new=1, count=2, kinds=kinds, options=OPTIONS)
     assert report.passed, report.to_text()
-    assert report.by_kind() == dict.fromkeys(kinds, (2, 2))
-    # the lowest bits of a gain are below what 8 bits of its product show
-    done = run_command(
-        capsys,
-        *(
-            "mutate",
-            chip.path,
-            "--kinds",
-            "gain",
-            "--count",
-            4,
-            "--token-ids",
-            "1,5",
-            "--max-tokens",
-        ),
-        *(0, "--opt", OPTIONS.opt, "--json"),
-    )
-    assert (done.code, done.err) == (1, "")
+    assert report.by_kind() == dict.fromkeys(kinds, (2, 2, 2))
+    # the lowest bits of a gain are below what 8 bits of its product show on most prompts
+    arguments = ["mutate", chip.path, "--kinds", "gain", "--count", 4, "--token-ids", "1,5"]
+    arguments += ["--max-tokens", 0, "--opt", OPTIONS.opt, "--json"]
+    done = run_command(capsys, *arguments)
+    assert (done.code, done.err) == (0, "")
     values = done.json()
     schema = json.loads((files("romsim") / "schemas" / "mutate.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(values)
-    missed = [fault["what"] for fault in values["faults"] if fault["found"] is None]
-    assert values["n_faults"] - values["n_found"] == len(missed) > 0
-    assert all(int(what.split()[1]) < 16 for what in missed)
+    (gains,) = values["by_kind"].values()
+    assert gains["faults"] == gains["found"] == 4 > gains["found_on_prompt"]
+    directed = [fault["what"] for fault in values["faults"] if fault["stimulus"] == "epsilon"]
+    assert len(directed) == 4 - gains["found_on_prompt"]
+    assert all(int(what.split()[1]) < 16 for what in directed)
 
 
 def test_images_of_the_chip_itself_must_verify_before_faults_count(

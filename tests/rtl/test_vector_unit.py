@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,9 @@ SLOW_SHAPES = {
 }
 
 
-def run_seeds(shape: Shape, folder: Path, seeds: range) -> None:
-    bench = Bench(shape, folder)
-    n_values = 0
+def scenarios(bench: Bench, seeds: range) -> Iterator[Scenario]:
+    """Queue every operator for every token, twice; the bench is empty before the next one."""
+    shape = bench.shape
     for seed in seeds:
         scenario = Scenario(bench, seed)
         rnd = scenario.random
@@ -91,7 +91,15 @@ def run_seeds(shape: Shape, folder: Path, seeds: range) -> None:
         for _ in range(2):
             for token in range(shape.n_inflight):
                 scenario.layer(token, pos + token)
-        scenario.run()
+        scenario.finish()
+        yield scenario
+
+
+def run_seeds(shape: Shape, folder: Path, seeds: range) -> None:
+    bench = Bench(shape, folder)
+    n_values = 0
+    for scenario in scenarios(bench, seeds):
+        scenario.check(*bench.run(scenario.gains))
         n_values += scenario.n_values
     assert n_values > 1000
 

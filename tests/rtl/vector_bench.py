@@ -173,12 +173,21 @@ class Run:
 class Bench:
     """Build once; queue operations; run; read what each did."""
 
+    ARGS: tuple[str, ...] = ()
+    """More arguments for Verilator."""
+
+    PREPARE = "static void prepare(Top&, VerilatedContext&) {}\n"
+    """C++ that is executed before the reset."""
+
     def __init__(self, shape: Shape, folder: Path, *, is_traced: bool = True) -> None:
         self.shape = shape
         self.folder = folder
+        self.arguments = [f"+romdir={folder}"]
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = emit(shape, folder)
-        (folder / "shape.h").write_text(_shape_header(shape, shape.unit(), is_traced))
+        self.files = self.emit(folder)
+        (folder / "shape.h").write_text(
+            _shape_header(shape, shape.unit(), is_traced) + self.PREPARE
+        )
         extra = []
         if is_traced:
             trace = folder / "traced.vlt"
@@ -190,9 +199,14 @@ class Bench:
             cpp=[HERE / "vector_main.cpp"],
             headers=[folder / "shape.h"],
             opt="-O1" if is_traced else "-O3",
+            args=self.ARGS,
         )
         self.data = bytearray()
         self.n_runs = 0
+
+    def emit(self, folder: Path) -> list[Path]:
+        """Write the unit's Verilog."""
+        return emit(self.shape, folder)
 
     def _put(self, *values: int) -> None:
         self.data += struct.pack(f"<{len(values)}I", *(value & 0xFFFFFFFF for value in values))
@@ -264,6 +278,14 @@ class Bench:
 
     def run(self, gains: Sequence[int] = ()) -> tuple[list[Run], list[tuple[int, int, int]]]:
         """Run what is queued; ``gains`` fill the gain ROM."""
+        return self.parse(self.simulate(gains))
+
+    def parse(self, text: str) -> tuple[list[Run], list[tuple[int, int, int]]]:
+        """Read a log: what each instruction did, and the answers."""
+        return _parse(text, self.shape)
+
+    def simulate(self, gains: Sequence[int] = ()) -> str:
+        """Run what is queued and return its log."""
         n_lanes = self.shape.n_lanes
         lines = []
         padded = [*gains, *[0] * (self.shape.n_gain_words * n_lanes - len(gains))]
@@ -279,7 +301,7 @@ class Bench:
                 str(self.build.executable),
                 str(stimuli),
                 str(log),
-                f"+romdir={self.folder}",
+                *self.arguments,
             ],
             check=True,
             timeout=300,
@@ -288,7 +310,7 @@ class Bench:
         )
         self.stderr = done.stderr
         self.data, self.n_runs = bytearray(), 0
-        return _parse(log.read_text(), self.shape)
+        return log.read_text()
 
 
 def emit(shape: Shape, folder: Path, gain_words: Sequence[int] = ()) -> list[Path]:

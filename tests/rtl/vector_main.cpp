@@ -94,6 +94,7 @@ int main(int argc, char** argv) {
   FILE* in = fopen(argv[1], "rb");
   out = fopen(argv[2], "w");
   if (!in || !out) return 2;
+  prepare(top, context);
   top.clk = 0;
   top.rst = 1;
   top.start = top.ly_valid = top.em_valid = 0;
