@@ -52,6 +52,9 @@ WHEN: Mapping[str, Mapping[str, str]] = {}
 _HELPERS = ("exact_shift.py", "memory.py", "primitives.py")  # made for whoever calls them
 
 
+_KEPT = 20  # outcomes after which what was found is kept
+
+
 class Runner(Protocol):
     """A design with planted mutants, and its tests."""
 
@@ -217,15 +220,23 @@ def measure_design(
     kept = make_safe_folder() / "mutation" / hashlib.sha256(content.encode()).hexdigest()
     with tempfile.TemporaryDirectory(prefix="mutation-", dir=make_safe_folder()) as name:
         folder = Path(name)
+        outcomes, is_whole = [], False
         if sources and kept.is_file():
+            found = json.loads(kept.read_text())
+            outcomes = [Outcome(**one) for one in found["outcomes"]]
+            is_whole = found["is_whole"]
+        if is_whole:
             planted = design.plant(folder, count=count, seed=seed)
-            outcomes = [Outcome(**one) for one in json.loads(kept.read_text())]
         else:
             runner = design.make_runner(folder, count=count, seed=seed)
             planted = runner.planted
-            outcomes = [runner.run(mutant.number) for mutant in planted.mutants]
-            if sources:
-                _keep(kept, json.dumps([asdict(one) for one in outcomes]))
+            for mutant in planted.mutants[len(outcomes) :]:
+                outcomes.append(runner.run(mutant.number))
+                is_whole = len(outcomes) == len(planted.mutants)
+                if sources and (is_whole or len(outcomes) % _KEPT == 0):
+                    rows = [asdict(one) for one in outcomes]
+                    _keep(kept, json.dumps({"is_whole": is_whole, "outcomes": rows}))
+                    say(f"{design.component}: {len(outcomes)} of {len(planted.mutants)} tried")
         tried = []
         for mutant, outcome in zip(planted.mutants, outcomes, strict=True):
             proof = ""

@@ -51,8 +51,9 @@ def plant(plan_file: str) -> None:
     def run(command: str) -> None:
         ys.Pass.call(design, f"tee -q -o /dev/null {command}")
 
-    for source in plan["sources"]:
+    for source in reversed(plan["sources"]):  # what the top holds comes before it
         run(f"read_rtlil {source}")
+        run("setattr -mod -unset top *")  # or all but one would go
         run("proc -noopt")
         run("flatten")
         run("setattr -mod -set keep_hierarchy 1 *")  # what is shared stays one module
