@@ -51,7 +51,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeCost:
-    """What simulating a whole chip costs, extrapolated in its lanes from measured chips.
+    """What simulating a whole chip costs, extrapolated in its lanes of each kind from smaller ones.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def whole_cost(description: Description, *, max_lanes: int | None = None) -> Who
         lanes=lanes,
         max_lanes=int(constants["max_lanes"]) if max_lanes is None else max_lanes,
         build_s=build_seconds(target),
-        build_mib=constants["build_mib_fixed"] + constants["build_mib_per_lane"] * lanes,
+        build_mib=_per_lane("build_mib", target),
         image_bytes=array.n_tiles * array.n_cells * array.rom_rows * array.word_bytes,
         cycles=cycles,
         tokens_per_s=constants["lane_cycles_per_s"] / (lanes * cycles),
@@ -144,8 +144,17 @@ def whole_cost(description: Description, *, max_lanes: int | None = None) -> Who
 
 def build_seconds(target: Target) -> float:
     """Estimate the processor time of building a chip's simulation, in s."""
-    constants = _constants()
-    return constants["build_s_fixed"] + constants["build_s_per_lane"] * sizes(target).lanes
+    return _per_lane("build_s", target)
+
+
+def _per_lane(name: str, target: Target) -> float:
+    """Sum what lanes of each kind cost, and what any chip does."""
+    constants, lanes = _constants(), sizes(target)
+    kinds = {"array": lanes.array, "attention": lanes.attention, "vector": lanes.vector}
+    total = constants[f"{name}_fixed"]
+    for kind, count in kinds.items():
+        total += constants[f"{name}_per_{kind}_lane"] * count
+    return total
 
 
 def full_width_tile(description: Description, max_lanes: int) -> Target:

@@ -13,7 +13,7 @@ import pytest
 
 import romsim
 from romsim import verification_rtl
-from romsim.rtl_parts import full_width_tile, scaled_chip, sizes, whole_cost
+from romsim.rtl_parts import build_seconds, full_width_tile, scaled_chip, sizes, whole_cost
 from romsim.rtl_report import RtlDivergence, RtlReport
 from romsim.verification import RtlPart, Verification, Waves
 from romsim_compiler.description import Description
@@ -318,6 +318,11 @@ def test_cost_of_a_whole_chip_grows_with_its_lanes(tmp_path: Path) -> None:
     few, many = (whole_cost(one) for one in chips)
     assert few.fits
     assert (few.lanes, many.lanes) == (128 + 128 + 32, 512 + 512 + 32)
+    # 128 lanes more of the vector unit cost more than of H-units, those more than of ROM cells
+    changes: tuple[dict[str, int], ...] = ({"n_lanes": 160}, {"heads_parallel": 4}, {"n_cells": 4})
+    builds = [build_seconds(sized_target("small", **change)) for change in changes]
+    assert builds == sorted(builds, reverse=True)
+    assert builds[-1] > build_seconds(sized_target("small"))
     assert many.build_s > few.build_s
     assert many.build_mib > few.build_mib
     assert not whole_cost(chips[1], max_lanes=many.lanes - 1).fits
@@ -336,7 +341,7 @@ def test_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_constant_has_a_range_a_unit_a_source_and_a_grade() -> None:
     file = resources.files("romsim") / "tables" / "rtl_cost.toml"
     table = tomllib.loads(file.read_text(encoding="utf-8"))
-    assert len(table) == 6
+    assert len(table) == 10
     for entry in table.values():
         assert entry["low"] <= entry["value"] <= entry["high"]
         assert entry["grade"] in ("published", "measured", "derived", "assumed")
