@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from romsim.kv_room import kv_capacity
     from romsim.logic_rom_area import logic_rom
     from romsim.parallel_sampling import sample
+    from romsim.prompt_session import session
     from romsim.verification import verify
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "logic_rom",
     "perplexity",
     "sample",
+    "session",
     "verify",
 ]
 
@@ -37,6 +39,7 @@ _MODULES = {
     "kv_eval": "romsim.kv_quality",
     "logic_rom": "romsim.logic_rom_area",
     "sample": "romsim.parallel_sampling",
+    "session": "romsim.prompt_session",
     "verify": "romsim.verification",
 }
 

@@ -28,6 +28,7 @@ _COMMANDS = {
     "audit": ("romsim.commands.audit", "read every code back from the ROM images and compare"),
     "simulate": ("romsim.commands.simulate", "text out of the simulated chip; tokens/s"),
     "sample": ("romsim.commands.sample", "several answers to a prompt, KV pages shared"),
+    "session": ("romsim.commands.session", "prompts in turn; known prefixes are not computed"),
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "logic-rom": ("romsim.commands.logic_rom", "area of the weights as standard-cell logic"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),

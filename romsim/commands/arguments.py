@@ -10,7 +10,7 @@ import click
 
 from romsim_models.errors import SpecError
 
-__all__ = ["adapter_folders", "integers_option"]
+__all__ = ["adapter_folders", "integers_option", "read_integers"]
 
 
 def adapter_folders(texts: Sequence[str]) -> dict[str, str]:
@@ -43,10 +43,18 @@ def integers_option(name: str, help: str) -> Callable[[Any], Any]:
 def _integers(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> list[int] | None:
-    if text is None:
-        return None
+    return None if text is None else read_integers(text, parameter.opts[0])
+
+
+def read_integers(text: str, name: str) -> list[int]:
+    """Return the integers of an option's value.
+
+    Raises
+    ------
+    SpecError
+        If it is something else, with the option's name.
+    """
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        name = parameter.opts[0]
         raise SpecError(f"{name} must be integers separated by commas, not {text!r}") from None

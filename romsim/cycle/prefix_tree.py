@@ -37,10 +37,16 @@ class PrefixTree:
         Of the pages.
     block
         Tokens of a page.
+
+    Attributes
+    ----------
+    n_forgotten
+        Pages given back so far because their room was needed.
     """
 
     def __init__(self, pool: PagePool, block: int) -> None:
         self._pool, self._block = pool, block
+        self.n_forgotten = 0
         self._roots: dict[Hashable, PrefixNode] = {}
         self._clock = 0
 
@@ -141,6 +147,7 @@ class PrefixTree:
         del parent.children[oldest.tokens[0]]
         for page in reversed(oldest.pages):
             self._pool.give_back(page)
+        self.n_forgotten += len(oldest.pages)
         return True
 
     def _root(self, key: Hashable) -> PrefixNode:

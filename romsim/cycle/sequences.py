@@ -81,6 +81,11 @@ class SequencePool:
         return tuple(sorted(self._sequences))
 
     @property
+    def pages_in_all(self) -> int:
+        """Pages of the chip."""
+        return self._pages.n_pages
+
+    @property
     def pages_in_use(self) -> int:
         """Pages that somebody holds."""
         return self._pages.n_pages - self._pages.n_free
