@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.mutation import Component, Report, Tried, main, measure_design
-from benchmarks.mutation_tests import Call, Design, Outcome, designs_of, try_in_a_fork
+from benchmarks.mutation_tests import (
+    Call,
+    Design,
+    Outcome,
+    SteppedRunner,
+    designs_of,
+    try_in_a_fork,
+)
 from romsim_models.errors import SpecError
 from romsim_rtl.equivalence import prove_equivalent
 from romsim_rtl.mutants import Mutant, netlist_of, plant_mutants
@@ -85,6 +93,46 @@ def test_tests_that_fail_without_a_mutant_are_refused(design: Design) -> None:
         measure_design(broken, count=COUNT, seed=1)
 
 
+def test_a_run_that_was_interrupted_goes_on_where_it_was(
+    design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    run, limit = SteppedRunner.run, 8
+
+    def count(self: SteppedRunner, mutant: int) -> Outcome:
+        if len(tried) == limit:
+            raise KeyboardInterrupt
+        tried.append(mutant)
+        return run(self, mutant)
+
+    monkeypatch.setattr("benchmarks.mutation.make_safe_folder", lambda: tmp_path)
+    monkeypatch.setattr("benchmarks.mutation._KEPT", 3)
+    monkeypatch.setattr(SteppedRunner, "run", count)
+    with pytest.raises(KeyboardInterrupt):
+        measure_design(design, count=12, seed=1, is_proved=False, sources="those of today")
+    assert tried == [1, 2, 3, 4, 5, 6, 7, 8]
+    tried.clear()
+    limit = COUNT
+    part = measure_design(design, count=12, seed=1, is_proved=False, sources="those of today")
+    assert tried == [7, 8, 9, 10, 11, 12]
+    tried.clear()
+    again = measure_design(design, count=12, seed=1, is_proved=False, sources="those of today")
+    assert (tried, again) == ([], part)
+    assert part == measure_design(design, count=12, seed=1, is_proved=False)
+
+
+def test_mutants_are_taken_evenly_from_the_files_that_are_asked_for(
+    design: Design, tmp_path: Path
+) -> None:
+    files = ("recip", "primitives")
+    planted = plant_mutants(design.netlist, tmp_path, count=8, seed=1, files=files, each=4)
+    first = [
+        next(place for place in mutant.places if place.startswith(files)).partition(":")[0]
+        for mutant in planted.mutants
+    ]
+    assert Counter(first) == {"recip.py": 4, "primitives.py": 4}
+
+
 def mutant_of(number: int, command: str) -> Mutant:
     return Mutant(
         number=number,
@@ -154,7 +202,7 @@ def test_tests_that_there_are_not_are_refused(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == (
         "error: Tests must be among argmax, cell, exact_shift, htile_softmax, ltile, memory, "
         "mx_quantizer, primitives, recip, rsqrt, sequencer, sincos, hside, lora_side, "
-        "lside, not 'nothing'\n"
+        "vector_unit, lside, not 'nothing'\n"
     )
 
 
