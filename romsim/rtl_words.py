@@ -204,6 +204,8 @@ class WordMap:
         sizes = self._sizes
         elems = sizes.head_dim if word.memory == "Q" else sizes.word_elems
         n_blocks = -(-len(word.data) // (MX_BLOCK + 1))
+        if word.memory != "Q" and not sizes.words.block_bits:
+            n_blocks = 0  # elements alone
         n_codes = len(word.data) - n_blocks
         size = elems + elems // MX_BLOCK
         index = np.concatenate((np.arange(n_codes), elems + np.arange(n_blocks)))
@@ -249,7 +251,9 @@ class WordMap:
             return self._rtl_adapted(one)
         if match := re.fullmatch(r"lside0\.tile(\d+)\.x(\d+)\.bank(\d+)", name):
             return self._rtl_input(one, *map(int, match.groups()))
-        if match := re.fullmatch(r"hside0\.tile(\d+)\.(q\d+|k|v)\.(codes|shifts)\d+", name):
+        if match := re.fullmatch(
+            r"hside0\.tile(\d+)\.(q\d+|[kv](?:_second)?)\.(codes|shifts)\d+", name
+        ):
             return self._rtl_encoded(one, int(match[1]), match[2], match[3])
         if match := re.fullmatch(r"hside0\.(o|l)_buffer(\d+)", name):
             return self._rtl_sums(one, match[1], int(match[2]))
@@ -306,7 +310,7 @@ class WordMap:
             head = self._head(entry, int(bank[1:]))
             where, first = head, word * sizes.word_blocks
         else:
-            memory, elems = bank.upper(), sizes.word_elems
+            memory, elems = bank[0].upper(), sizes.word_elems
             token -= 1  # not kept by in-flight index
             where, first = one.addresses, np.zeros(len(one.addresses), dtype=np.int64)
         size = elems + elems // MX_BLOCK
@@ -314,12 +318,14 @@ class WordMap:
         for lane in range(one.memory.n_lanes):
             block = first + lane
             if kind == "codes":
-                bits = one.memory.lane_bits // MX_BLOCK
-                codes = one.bits[:, lane].reshape(-1, MX_BLOCK, bits).astype(np.int64)
+                bits = 8 if memory == "Q" else sizes.words.element_bits
+                codes = one.bits[:, lane].astype(np.int64)
+                codes = codes.reshape(len(codes), -1, bits)
                 value = codes @ (1 << np.arange(bits))
-                if bits == 8:  # signed; affine codes are not
+                if bits == 8:  # signed; the others are not
                     value -= 256 * codes[:, :, 7]
-                inside = block[:, None] * MX_BLOCK + np.arange(MX_BLOCK)
+                first_of = value.shape[1] if bank.endswith("_second") else 0
+                inside = block[:, None] * MX_BLOCK + first_of + np.arange(value.shape[1])
             else:
                 value = one.field(0, one.memory.lane_bits)[:, lane, None]
                 inside = elems + block[:, None]

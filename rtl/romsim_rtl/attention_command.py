@@ -37,6 +37,8 @@ def command_signature(sizes: AttentionSizes) -> wiring.Signature:
         Bounds of the sweep over a head: of tokens (qk, ex, pv) and of words of a key (qk).
     last_valid
         In the last slot of a block, the last tile that has a token; with several tiles.
+    first_half, last_half
+        A read begins and ends a word (qk, pv); if words are read by halves.
     full
         All lanes have a query head (qk); if a pass may have fewer.
     token
@@ -58,6 +60,8 @@ def command_signature(sizes: AttentionSizes) -> wiring.Signature:
     flags = ["first_tok", "last_tok", "first_word", "last_word"]
     if sizes.last_lanes < sizes.heads_parallel:
         flags.append("full")
+    if sizes.words.has_halves:
+        flags += ["first_half", "last_half"]
     members: dict[str, Any] = {name: Out(1) for name in (*OPERATIONS, *flags)}
     members |= {
         "bank": Out(address_bits(sizes.bank_words)),

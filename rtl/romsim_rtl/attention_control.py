@@ -188,14 +188,17 @@ class AttentionControl(wiring.Component):
         is_qk, is_ex, is_pv = (phase == p for p in (Phase.QK, Phase.EX, Phase.PV))
         last_tok, last_word, last_pass = Signal(), Signal(), Signal()
         last_entry, next_tok, next_word, next_entry = Signal(), Signal(), Signal(), Signal()
+        steps_qk, steps_pv = is_qk, is_pv  # a word has been read
+        if sizes.words.has_halves:
+            steps_qk, steps_pv = self._halves(m, is_qk, is_pv)
         m.d.comb += [
             last_tok.eq(tok == self._slots),
             last_word.eq((word == sizes.row_words - 1) | is_ex),
             last_pass.eq(in_pass == sizes.n_passes - 1),
             last_entry.eq(entry == sizes.n_entries - 1),
-            next_word.eq(is_qk | (is_pv & last_tok)),
-            next_tok.eq(is_ex | is_pv | (is_qk & last_word)),
-            next_entry.eq((is_qk | is_ex | is_pv) & last_tok & last_word),
+            next_word.eq(steps_qk | (steps_pv & last_tok)),
+            next_tok.eq(is_ex | steps_pv | (steps_qk & last_word)),
+            next_entry.eq((steps_qk | is_ex | steps_pv) & last_tok & last_word),
             command.qk.eq(is_qk),
             command.ex.eq(is_ex),
             command.pv.eq(is_pv),
@@ -214,9 +217,9 @@ class AttentionControl(wiring.Component):
             m.d.sync += tok.eq(Mux(last_tok, 0, tok + 1))
         with m.If(next_word):
             m.d.sync += word.eq(Mux(last_word, 0, word + 1))
-        with m.If(is_qk):
+        with m.If(steps_qk):
             m.d.sync += address.eq(address + 1)
-        with m.If(is_pv):
+        with m.If(steps_pv):
             m.d.sync += address.eq(Mux(last_tok, row + word + 1, address + sizes.row_words))
         with m.If(next_entry):
             next_row = Mux(last_pass & ~is_ex, row + sizes.kv_row, row)[: len(row)]
@@ -236,6 +239,20 @@ class AttentionControl(wiring.Component):
         self._entry = entry
         if sizes.n_banks > 1:
             self._groups(m, word)
+
+    def _halves(self, m: Module, is_qk: Any, is_pv: Any) -> tuple[Signal, Signal]:
+        """Read each word in two cycles; return whether a key's, and a value's, is the second."""
+        command, is_second = self.command, Signal()
+        steps_qk, steps_pv = Signal(), Signal()
+        with m.If(is_qk | is_pv):
+            m.d.sync += is_second.eq(~is_second)
+        m.d.comb += [
+            command.first_half.eq(~is_second),
+            command.last_half.eq(is_second),
+            steps_qk.eq(is_qk & is_second),
+            steps_pv.eq(is_pv & is_second),
+        ]
+        return steps_qk, steps_pv
 
     def _groups(self, m: Module, word: Any) -> None:
         """Lane groups that brought the first blocks of a KV word and of lane 0's query word."""

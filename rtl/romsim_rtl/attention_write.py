@@ -40,6 +40,8 @@ def broadcast_members(sizes: AttentionSizes, *, block_bits: int) -> dict[str, An
     }
     if sizes.words.is_affine:
         members["bc_affine"] = In(sizes.words.block_bits).array(groups)
+    if sizes.words.has_halves:
+        members["bc_second"] = In(CODES_BITS).array(groups)
     return members
 
 
@@ -54,8 +56,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
         The K or V bank of one tile is written; ``tile`` if there are several.
     q_addr, kv_addr, mask, codes, shifts
         Word addresses, blocks of the word, and the word.
-    affine
-        Zeros and scales of the word's blocks; if the codec has them.
+    affine, second
+        Zeros and scales of the word's blocks, or their second halves; if the codec has such.
     """
     banks, blocks = sizes.n_banks, sizes.word_blocks
     members: dict[str, Any] = {
@@ -70,6 +72,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
     }
     if sizes.words.is_affine:
         members["affine"] = Out(sizes.words.block_bits * blocks).array(banks)
+    if sizes.words.has_halves:
+        members["second"] = Out(CODES_BITS * blocks).array(banks)
     if sizes.n_tiles > 1:
         members["tile"] = Out(log2(sizes.n_tiles))
     return wiring.Signature(members)
@@ -186,12 +190,13 @@ class BroadcastWriter(wiring.Component):
         else:
             groups = [bank] * sizes.word_blocks
             mask = Mux(self.bc_mask[bank], Const(1, sizes.word_blocks) << block, 0)
-        affine = []
-        if sizes.words.is_affine:
-            parts = Cat(self.bc_affine[group] for group in groups)
-            affine = [held(m, self.write.affine[bank]).eq(parts)]
+        more = []
+        for name in ("affine", "second"):
+            if hasattr(self, f"bc_{name}"):
+                parts = Cat(getattr(self, f"bc_{name}")[group] for group in groups)
+                more.append(held(m, getattr(self.write, name)[bank]).eq(parts))
         return [
-            *affine,
+            *more,
             held(m, self.write.mask[bank]).eq(mask),
             held(m, self.write.codes[bank]).eq(Cat(self.bc_codes[group] for group in groups)),
             held(m, self.write.shifts[bank]).eq(Cat(self.bc_shift[group] for group in groups)),

@@ -185,7 +185,7 @@ class HSide(wiring.Component):
             ours, theirs = getattr(self, name), getattr(part, name)
             if name == "bc_pos" and self.sizes.is_ring:
                 ours = self.slot
-            if name in ("bc_codes", "bc_shift", "bc_affine"):
+            if name in ("bc_codes", "bc_shift", "bc_affine", "bc_second"):
                 m.d.comb += [theirs[g].eq(ours[g]) for g in range(self.sizes.n_groups)]
             else:
                 m.d.comb += theirs.eq(ours)

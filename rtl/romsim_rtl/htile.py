@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Signal, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -111,12 +111,31 @@ class HTile(wiring.Component):
         fields = ["first_tok", "last_tok", "first_word", "last_word", "entry", "slot"]
         if sizes.last_lanes < sizes.heads_parallel:
             fields.append("full")
+        if sizes.words.has_halves:
+            fields += ["first_half", "last_half"]
+            m.d.comb += [
+                values.first_half.eq(command.first_half),
+                values.last_half.eq(command.last_half),
+            ]
+        k_shifts: list[Any] = []
+        v_shifts: list[Any] = []
+        if sizes.words.block_bits:
+            k_shifts = [scores.k_shifts.eq(banks["k"].shifts)]
+            v_shifts = [values.v_shifts.eq(banks["v"].shifts)]
+        codes = {kind: banks[kind].codes for kind in "kv"}
+        if sizes.words.has_halves:
+            second = Signal(reset_less=True)
+            with m.If(command.qk | command.pv):
+                m.d.sync += second.eq(~command.first_half)
+            codes = {
+                kind: Mux(second, banks[f"{kind}_second"].codes, banks[kind].codes) for kind in "kv"
+            }
         m.d.comb += [getattr(scores, name).eq(getattr(command, name)) for name in fields]
         m.d.comb += [
             scores.en.eq(command.qk),
             scores.present.eq(present),
-            scores.k_codes.eq(banks["k"].codes),
-            scores.k_shifts.eq(banks["k"].shifts),
+            scores.k_codes.eq(codes["k"]),
+            *k_shifts,
             scores.score_en.eq(command.ex),
             scores.score_slot.eq(command.slot),
             scores.max_en.eq(command.mx),
@@ -132,8 +151,8 @@ class HTile(wiring.Component):
             softmax.l_en.eq(command.mg),
             values.en.eq(command.pv),
             values.word.eq(command.word),
-            values.v_codes.eq(banks["v"].codes),
-            values.v_shifts.eq(banks["v"].shifts),
+            values.v_codes.eq(codes["v"]),
+            *v_shifts,
             values.p.eq(softmax.p),
             values.o_en.eq(command.mg),
         ]
@@ -177,12 +196,16 @@ class HTile(wiring.Component):
         q_addr = command.word
         if sizes.n_inflight > 1:
             q_addr = Cat(command.word, command.token)
-        for kind, enable in (("k", command.qk), ("v", command.pv)):
+        reads = {"k": command.qk, "v": command.pv}
+        if sizes.words.has_halves:
+            seconds = {f"{kind}_second": en & ~command.first_half for kind, en in reads.items()}
+            reads = {kind: en & command.first_half for kind, en in reads.items()} | seconds
+        for kind, enable in reads.items():
             bank = BlockBank(
                 depth=sizes.bank_words,
                 n_blocks=sizes.word_blocks,
                 n_banks=sizes.n_banks,
-                code_bits=sizes.words.code_bits,
+                code_bits=sizes.words.read_bits,
                 block_bits=sizes.words.block_bits,
             )
             banks[kind] = m.submodules[kind] = bank
@@ -190,7 +213,7 @@ class HTile(wiring.Component):
             if sizes.n_banks > 1:
                 m.d.comb += bank.r_group.eq(command.bank_group)
             for index in range(sizes.n_banks):
-                written = getattr(self.write, f"{kind}_en")[index]
+                written = getattr(self.write, f"{kind[0]}_en")[index]
                 m.d.comb += bank.w_en[index].eq(written & is_mine)
                 m.d.comb += bank.w_addr[index].eq(self.write.kv_addr[index])
         for lane in range(sizes.heads_parallel):
@@ -207,6 +230,8 @@ class HTile(wiring.Component):
         for name, bank in banks.items():
             for index in range(sizes.n_banks):
                 codes, shifts = self.write.codes[index], self.write.shifts[index]
+                if name.endswith("_second"):
+                    codes = self.write.second[index]
                 if name in ("k", "v") and sizes.words.is_affine:
                     bits = sizes.words.code_bits
                     starts = range(0, CODES_BITS * sizes.word_blocks, CODES_BITS)
@@ -215,6 +240,7 @@ class HTile(wiring.Component):
                 m.d.comb += [
                     bank.w_mask[index].eq(self.write.mask[index]),
                     bank.w_codes[index].eq(codes),
-                    bank.w_shifts[index].eq(shifts),
                 ]
+                if hasattr(bank, "w_shifts"):
+                    m.d.comb += bank.w_shifts[index].eq(shifts)
         return banks

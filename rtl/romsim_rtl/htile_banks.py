@@ -30,7 +30,7 @@ class BlockBank(wiring.Component):
     n_banks
         Banks; a power of two.
     code_bits, block_bits
-        Of a block: its codes, and its exponent or what else it has.
+        Of a block: its codes, and its exponent or what else it has; 0: it has nothing.
 
     Members
     -------
@@ -52,19 +52,17 @@ class BlockBank(wiring.Component):
         block_bits: int = SHIFT_BITS,
     ) -> None:
         self.depth, self.n_blocks, self.n_banks = depth, n_blocks, n_banks
-        self._bits = {"codes": code_bits, "shifts": block_bits}
+        self._bits = {"codes": code_bits} | ({"shifts": block_bits} if block_bits else {})
         super().__init__(
             {
                 "w_en": In(1).array(n_banks),
                 "w_addr": In(address_bits(depth)).array(n_banks),
                 "w_mask": In(n_blocks).array(n_banks),
-                "w_codes": In(code_bits * n_blocks).array(n_banks),
-                "w_shifts": In(block_bits * n_blocks).array(n_banks),
                 "r_en": In(1),
                 "r_addr": In(address_bits(depth)),
-                "codes": Out(code_bits * n_blocks),
-                "shifts": Out(block_bits * n_blocks),
             }
+            | {f"w_{kind}": In(bits * n_blocks).array(n_banks) for kind, bits in self._bits.items()}
+            | {kind: Out(bits * n_blocks) for kind, bits in self._bits.items()}
             | ({"r_group": In(address_bits(n_banks))} if n_banks > 1 else {})
         )
 

@@ -12,6 +12,7 @@ from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.htile_affine import affine_term
+from romsim_rtl.htile_words import decode_half, words_term
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
 
@@ -38,6 +39,8 @@ class TileScores(wiring.Component):
         A KV word is being read, and where in the sweep it stands.
     present : In(1)
         The slot holds a token.
+    first_half, last_half : In(1)
+        The read begins and ends a word; only of words that are read by halves.
     full : In(1)
         All lanes hold a head; only if a pass may have fewer.
     k_codes, k_shifts, q_codes, q_shifts
@@ -57,11 +60,16 @@ class TileScores(wiring.Component):
         if sizes.last_lanes < lanes:
             members["full"] = In(1)
         slot_bits = address_bits(sizes.n_entries * sizes.block_slots)
+        if sizes.words.has_halves:
+            members |= {"first_half": In(1), "last_half": In(1)}
         members |= {
             "entry": In(address_bits(sizes.n_entries)),
             "slot": In(slot_bits),
-            "k_codes": In(sizes.words.code_bits * blocks),
-            "k_shifts": In(sizes.words.block_bits * blocks),
+            "k_codes": In(sizes.words.read_bits * blocks),
+        }
+        if sizes.words.block_bits:
+            members["k_shifts"] = In(sizes.words.block_bits * blocks)
+        members |= {
             "q_codes": In(CODES_BITS * blocks).array(lanes),
             "q_shifts": In(SHIFT_BITS * blocks).array(lanes),
             "score_en": In(1),
@@ -78,23 +86,29 @@ class TileScores(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         """Build the pipeline: products, shift, sum, saturation, maximum."""
         m = Module()
-        names = [*_FLAGS, "entry", "slot"] + (["full"] if hasattr(self, "full") else [])
+        optional = ("full", "first_half", "last_half")
+        names = [*_FLAGS, "entry", "slot", *(name for name in optional if hasattr(self, name))]
         flags = {name: getattr(self, name) for name in names}
         more = self.sizes.words.score_cycles
         valid = valid_chain(m, self.en, 3 + more, "word")
         _, flags1 = delay(m, valid[0], flags, 1, "read")
         _, flags2 = delay(m, valid[1], flags1, 1, "product")
+        waiting = flags2
         for index in range(more):
-            _, flags2 = delay(m, valid[2 + index], flags2, 1, f"scaled{index}")
-        _, flags3 = delay(m, valid[2 + more], flags2, 1, "shift")
+            _, waiting = delay(m, valid[2 + index], waiting, 1, f"scaled{index}")
+        _, flags3 = delay(m, valid[2 + more], waiting, 1, "shift")
         done = Signal()  # the last word of a key has been added
-        m.d.sync += done.eq(valid[-1] & flags3["last_word"])
-        wanted = [n for n in names if n not in ("first_word", "last_word")]
+        is_whole = valid[-1]
+        if "last_half" in flags3:
+            is_whole = is_whole & flags3["last_half"]
+        m.d.sync += done.eq(is_whole & flags3["last_word"])
+        unwanted = ("first_word", "last_word", "first_half", "last_half")
+        wanted = [n for n in names if n not in unwanted]
         _, flags4 = delay(m, valid[-1], {n: flags3[n] for n in wanted}, 1, "sum")
         _, flags5 = delay(m, done, flags4, 1, "score")
         scored, stored = valid_chain(m, done, 2, "score_done")[1:]
 
-        totals = self._multiply(m, valid, flags1, flags3)
+        totals = self._multiply(m, valid, is_whole, (flags1, flags2, flags3))
         scores = Signal(32 * len(totals), reset_less=True)
         clipped = Signal(len(totals), reset_less=True)
         results = [saturate32(total) for total in totals]
@@ -105,16 +119,19 @@ class TileScores(wiring.Component):
         self._keep(m, scored, stored, scores, flags5)
         return m
 
-    def _multiply(self, m: Module, valid: list[Any], read: Any, shift: Any) -> Any:
-        """Add up a key's blocks for each lane."""
+    def _multiply(self, m: Module, valid: list[Any], is_whole: Any, flags: tuple[Any, ...]) -> Any:
+        """Add up a key's blocks for each lane; flags of its reading, products and last stage."""
         sizes = self.sizes
-        term_of = self._affine_term if sizes.words.is_affine else self._term
+        read, product, shift = flags
+        term_of: Any = self._affine_term if sizes.words.is_affine else self._term
+        if sizes.words.has_halves:
+            term_of = self._word_terms(m, valid, product["first_half"])
         totals = []
         for lane in range(sizes.heads_parallel):
             terms = [term_of(m, valid, read, lane, block) for block in range(sizes.word_blocks)]
             total = Signal(signed(64), name=f"total{lane}", reset_less=True)
             so_far = Mux(shift["first_word"], Const(0, signed(64)), total)
-            with m.If(valid[-1]):
+            with m.If(is_whole):
                 m.d.sync += total.eq(add_tree([so_far, *terms]))
             totals.append(total)
         return totals
@@ -156,6 +173,35 @@ class TileScores(wiring.Component):
             query_shift=self.q_shifts[lane][bits : bits + SHIFT_BITS],
             is_absent=read["last_word"] if block >= self.sizes.last_blocks else None,
         )
+
+    def _word_terms(self, m: Module, valid: list[Any], first_half: Any) -> Any:
+        """Return what makes a term of 16-bit words, which all lanes share."""
+        sizes = self.sizes
+        blocks: dict[int, list[Signal]] = {}
+
+        def term(m: Module, valid: list[Any], read: Any, lane: int, block: int) -> Any:
+            if block not in blocks:
+                bits = sizes.words.read_bits
+                blocks[block] = decode_half(
+                    m,
+                    valid[1],
+                    f"_k{block}",
+                    words=self.k_codes[bits * block : bits * (block + 1)],
+                    is_second=~read["first_half"],
+                    is_absent=read["last_word"] if block >= sizes.last_blocks else None,
+                )
+            at = slice(CODES_BITS * block, CODES_BITS * (block + 1))
+            return words_term(
+                m,
+                valid[1:],
+                f"{lane}_{block}",
+                seen=blocks[block],
+                query=self.q_codes[lane][at],
+                query_shift=self.q_shifts[lane][SHIFT_BITS * block : SHIFT_BITS * (block + 1)],
+                first_half=first_half,
+            )
+
+        return term
 
     def _dot(self, lane: int, block: int) -> Any:
         at = block * CODES_BITS

@@ -13,6 +13,7 @@ from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.htile_affine import affine_value
 from romsim_rtl.htile_softmax import P_BITS
+from romsim_rtl.htile_words import decode_half, words_value
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import left_shift
 
@@ -39,6 +40,8 @@ class TileValues(wiring.Component):
         A V word is being read, and where in the sweep it stands; ``word`` is where its sums go.
     v_codes, v_shifts, p
         The word and the numerators of all lanes, one cycle after ``en``.
+    first_half, last_half
+        The read begins and ends a word; only of words that are read by halves.
     o_en, o_word, o_select, o
         For each lane group of a beat, the sums of a block, two cycles later; ``o_select`` is
         ``lane · (W/32) + block`` of the word.
@@ -48,27 +51,33 @@ class TileValues(wiring.Component):
         self.sizes = sizes
         lanes, blocks, groups = sizes.heads_parallel, sizes.word_blocks, sizes.n_groups
         word_bits = address_bits(sizes.n_entries * sizes.row_words)
+        extra: dict[str, Any] = {}
+        if sizes.words.has_halves:
+            extra |= {"first_half": In(1), "last_half": In(1)}
+        if sizes.words.block_bits:
+            extra["v_shifts"] = In(sizes.words.block_bits * blocks)
         super().__init__(
             {
                 "en": In(1),
                 "first_tok": In(1),
                 "last_tok": In(1),
                 "word": In(word_bits),
-                "v_codes": In(sizes.words.code_bits * blocks),
-                "v_shifts": In(sizes.words.block_bits * blocks),
+                "v_codes": In(sizes.words.read_bits * blocks),
                 "p": In(P_BITS * lanes),
                 "o_en": In(1),
                 "o_word": In(word_bits).array(groups),
                 "o_select": In(address_bits(lanes * blocks)).array(groups),
                 "o": Out(SUM_BITS).array(groups),
             }
+            | extra
         )
 
     def elaborate(self, platform: Any) -> Module:
         """Build the pipeline: product, shift and sum, write; and the read."""
         m = Module()
         sizes = self.sizes
-        names = ("first_tok", "last_tok", "word")
+        halves = ("first_half", "last_half") if sizes.words.has_halves else ()
+        names = ("first_tok", "last_tok", "word", *halves)
         more = sizes.words.value_cycles
         valid = valid_chain(m, self.en, 2 + more, "value")
         _, read = delay(m, valid[0], {name: getattr(self, name) for name in names}, 1, "read")
@@ -77,7 +86,10 @@ class TileValues(wiring.Component):
             _, product = delay(m, valid[2 + index], product, 1, f"scaled{index}")
         write = Signal()
         word = Signal(len(self.word), reset_less=True)
-        m.d.sync += write.eq(valid[-1] & product["last_tok"])
+        first, last = product["first_tok"], product["last_tok"]
+        if halves:
+            first, last = first & product["first_half"], last & product["last_half"]
+        m.d.sync += write.eq(valid[-1] & last)
         with m.If(valid[-1]):
             m.d.sync += word.eq(product["word"])
 
@@ -89,9 +101,12 @@ class TileValues(wiring.Component):
                 m.d.sync += select.eq(self.o_select[group])
             selected.append(select)
         values: list[Any] = [None] * sizes.n_groups
+        accumulate: Any = self._accumulate
+        if halves:
+            accumulate = self._word_sums(~read["first_half"])
         for lane in range(sizes.heads_parallel):
             for block in range(sizes.word_blocks):
-                sums = self._accumulate(m, valid, product["first_tok"], lane, block)
+                sums = accumulate(m, valid, first, lane, block)
                 index = lane * sizes.word_blocks + block
                 for group in range(sizes.n_groups):
                     sram = Sram(
@@ -115,6 +130,22 @@ class TileValues(wiring.Component):
         with m.If(is_read):
             m.d.sync += [held(m, o).eq(value) for o, value in zip(self.o, values, strict=True)]
         return m
+
+    def _word_sums(self, is_second: Any) -> Any:
+        """Return what adds up 16-bit words, which all lanes share."""
+        bits = self.sizes.words.read_bits
+        blocks: dict[int, list[Signal]] = {}
+
+        def accumulate(m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:
+            if block not in blocks:
+                words = self.v_codes[bits * block : bits * (block + 1)]
+                blocks[block] = decode_half(
+                    m, valid[1], f"_v{block}", words=words, is_second=is_second
+                )
+            p = self.p[P_BITS * lane : P_BITS * (lane + 1)]
+            return words_value(m, valid[1:], first, f"{lane}_{block}", seen=blocks[block], p=p)
+
+        return accumulate
 
     def _accumulate(self, m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:
         name = f"{lane}_{block}"

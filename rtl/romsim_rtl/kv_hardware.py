@@ -9,7 +9,7 @@ from romsim_models.errors import SpecError
 __all__ = ["KV_HARDWARE", "check_kv_hardware"]
 
 KV_HARDWARE = {
-    "codec": ("int8", "int4", "int2"),
+    "codec": ("int8", "int4", "int2", "fp16"),
     "retention": ("all", "stream"),
     "layout": ("contiguous", "ring"),
 }

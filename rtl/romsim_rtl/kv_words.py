@@ -37,12 +37,23 @@ class KvWords:
         return self.element_bits * MX_BLOCK
 
     @property
+    def has_halves(self) -> bool:
+        """Whether a block's elements stand in two banks, 16 each, and are read in turn."""
+        return self.element_bits == 16
+
+    @property
+    def read_bits(self) -> int:
+        """Bits of the elements of a block that one read gives."""
+        return self.code_bits // 2 if self.has_halves else self.code_bits
+
+    @property
     def is_affine(self) -> bool:
         """Whether a block has a zero and a scale: ``zero + code · scale``."""
         return self.block_bits == 32
 
 
 KV_WORDS = {
+    "fp16": KvWords(element_bits=16, block_bits=0, score_cycles=1, value_cycles=1),
     "int8": KvWords(element_bits=8, block_bits=5),
     "int4": KvWords(element_bits=4, block_bits=32, score_cycles=2, value_cycles=1, encode_cycles=3),
     "int2": KvWords(element_bits=2, block_bits=32, score_cycles=2, value_cycles=1, encode_cycles=3),

@@ -200,7 +200,7 @@ class Top(wiring.Component):
             for name in ("kind", "token", "layer", "pos", "block", "mask"):
                 if f"bc_{name}" in names:
                     m.d.comb += getattr(unit, f"bc_{name}").eq(getattr(v, f"bc_{name}"))
-            for name in ("codes", "shift", "sum", "affine"):
+            for name in ("codes", "shift", "sum", "affine", "second"):
                 if f"bc_{name}" in names:
                     m.d.comb += [
                         getattr(unit, f"bc_{name}")[group].eq(getattr(v, f"bc_{name}")[group])

@@ -27,6 +27,7 @@ from romsim_rtl.vector_embed import EmbedWord, build_embed
 from romsim_rtl.vector_glu import build_glu
 from romsim_rtl.vector_norm import build_norm
 from romsim_rtl.vector_rope import build_rope
+from romsim_rtl.word_encoder import WordEncoder
 
 __all__ = ["LANES", "GroupConfig", "VectorGroup"]
 
@@ -106,6 +107,8 @@ class VectorGroup(wiring.Component):
         Clips in this group's lanes, each counted in one cycle.
     affine_codes, affine : Out
         Of an affine KV codec, the encoder's codes, and zero and scale.
+    words : Out
+        Of a KV codec of 16-bit words, those of the block that is quantised.
     """
 
     def __init__(self, *, config: GroupConfig) -> None:
@@ -151,6 +154,8 @@ class VectorGroup(wiring.Component):
         words = KV_WORDS[config.codec]
         if words.is_affine:
             members |= {"affine_codes": Out(words.code_bits), "affine": Out(words.block_bits)}
+        if words.has_halves:
+            members |= {"words": Out(words.code_bits)}
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -243,6 +248,13 @@ class VectorGroup(wiring.Component):
                 encoder.start.eq(self.v_quant & self.is_rope),
                 self.affine_codes.eq(encoder.codes),
                 self.affine.eq(Cat(encoder.zero, encoder.scale)),
+            ]
+        if words.has_halves:
+            m.submodules.rounder = rounder = WordEncoder()
+            m.d.comb += [rounder.values[lane].eq(v[lane]) for lane in range(LANES)]
+            m.d.comb += [
+                rounder.start.eq(self.v_quant & self.is_rope),
+                self.words.eq(rounder.words),
             ]
 
         sum_valid = Signal()

@@ -7,6 +7,7 @@ from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
+from romsim_rtl.kv_words import KV_WORDS
 from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
 from romsim_rtl.primitives import add_tree
 from romsim_rtl.vector_control import VectorSizes
@@ -113,11 +114,18 @@ def build_broadcast(
     ready: Any = chain[-1]
     beat, mask = _count_blocks(m, control, ready, sizes.n_groups, "broadcast_beat")
     codes: list[Any] = [group.codes for group in groups]
-    affine: list[Any] = []
+    more: dict[str, list[Any]] = {}
+    if KV_WORDS[unit.codec].has_halves:
+        n_queries = sizes.q_dim // 32
+        half = KV_WORDS[unit.codec].read_bits
+        more["second"] = [group.words[half:] for group in groups]
+        for index, group in enumerate(groups):
+            is_word = control.is_rope & (beat * sizes.n_groups + index >= n_queries)
+            codes[index] = Mux(is_word, group.words[:half], group.codes)
     if sizes.encode_cycles:
         ready, beat, mask, is_late = _add_encoded(m, sizes, control, results, ready, beat, mask)
         codes = [Mux(is_late, group.affine_codes, group.codes) for group in groups]
-        affine = [group.affine for group in groups]
+        more["affine"] = [group.affine for group in groups]
     values: list[tuple[str, Any]] = [
         ("kind", Mux(control.is_rope, 2, 1)),
         ("token", control.token),
@@ -134,8 +142,9 @@ def build_broadcast(
             (f"sum{index}", group.total),
         ]
         targets += [unit.bc_codes[index], unit.bc_shift[index], unit.bc_sum[index]]
-    values += [(f"affine{index}", value) for index, value in enumerate(affine)]
-    targets += [unit.bc_affine[index] for index in range(len(affine))]
+    for name, parts in more.items():
+        values += [(f"{name}{index}", value) for index, value in enumerate(parts)]
+        targets += list(getattr(unit, f"bc_{name}"))
     valid, at = ready, [value for _, value in values]
     for hop in range(sizes.broadcast_cycles):
         after = Signal(name=f"wire{hop}_valid")

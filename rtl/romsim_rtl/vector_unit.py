@@ -126,7 +126,11 @@ class VectorUnit(wiring.Component):
         n_lanes, n_groups = sizes.n_lanes, sizes.n_groups
         word = signed(32)
         words = KV_WORDS[self.codec]
-        encoded = {"bc_affine": Out(words.block_bits).array(n_groups)} if words.is_affine else {}
+        encoded: dict[str, Any] = {}
+        if words.is_affine:
+            encoded["bc_affine"] = Out(words.block_bits).array(n_groups)
+        if words.has_halves:
+            encoded["bc_second"] = Out(words.read_bits).array(n_groups)
         super().__init__(
             {
                 "start": In(1),

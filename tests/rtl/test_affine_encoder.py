@@ -15,6 +15,8 @@ from romsim_compiler.tables import tables
 from romsim_models.errors import SpecError
 from romsim_rtl.affine_encoder import ENCODER_CYCLES, AffineEncoder, significand_inverses
 from romsim_rtl.half_words import split_word, to_word
+from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
+from romsim_rtl.word_encoder import WordEncoder
 from tests.rtl.stepped import simulate
 from tests.rtl.vector_golden import HIGH, LOW
 
@@ -126,6 +128,31 @@ def test_words_are_those_of_the_page() -> None:
 
     ports = {"magnitude": (magnitude, "i")} | {name: (one, "o") for name, one in outs.items()}
     simulate(m, bench, ports=ports)
+
+
+def test_words_of_a_block_come_out_with_its_codes() -> None:
+    """As late as the MXINT8 quantiser's, one block a cycle and with pauses."""
+    rnd = random.Random(5)
+    encoder = WordEncoder()
+    given: list[list[int] | None] = list(groups())
+    for _ in range(20):
+        given.insert(rnd.randrange(len(given)), None)
+
+    async def bench(context: Any) -> None:
+        for cycle in range(len(given) + QUANTIZER_CYCLES):
+            block = given[cycle] if cycle < len(given) else None
+            context.set(encoder.start, block is not None)
+            values = block or [rnd.getrandbits(32) - (1 << 31) for _ in range(32)]
+            for port, value in zip(encoder.values, values, strict=True):
+                context.set(port, value)
+            before = given[cycle - QUANTIZER_CYCLES] if cycle >= QUANTIZER_CYCLES else None
+            if before is not None:
+                words = context.get(encoder.words)
+                got = [words >> 16 * lane & 0xFFFF for lane in range(32)]
+                assert got == fp16(torch.tensor(before, dtype=torch.float64))[0].tolist()
+            await context.tick()
+
+    simulate(encoder, bench)
 
 
 def test_inverses_are_of_every_significand() -> None:

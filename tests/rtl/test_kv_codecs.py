@@ -57,6 +57,10 @@ def test_three_machines_agree(tmp_path: Path) -> None:
         ("int2", WIDE, "tiny-int2", 17),
         ("int4", MIXED, "tiny-int2", 9),
         ("int4", ONE, "tiny-int4", 19),
+        ("fp16", {}, "tiny-int4", 33),
+        ("fp16", WIDE, "tiny-int2", 17),
+        ("fp16", MIXED, "tiny-int2", 9),
+        ("fp16,retention=stream,sinks=0,window=6", ONE, "tiny-int4", 19),
     ],
 )
 def test_three_machines_agree_on_other_chips(

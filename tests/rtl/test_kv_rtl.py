@@ -86,8 +86,8 @@ def test_a_window_equals_the_cycle_model_over_many_windows(
     [
         (
             "kvc-q",
-            "kv.codec of an RTL target must be one of int8, int4, int2, not 'tiered', for which "
-            "there is no hardware yet; compile with --kv codec=int8",
+            "kv.codec of an RTL target must be one of int8, int4, int2, fp16, not 'tiered', for "
+            "which there is no hardware yet; compile with --kv codec=int8",
         ),
         (
             "h2o,heavy=4,window=4,codec=int8",

@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""Multiply lanes for affine codes against the page's integers, in Amaranth's simulator."""
+"""Multiply lanes for affine codes and for words against the page, in Amaranth's simulator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from amaranth.hdl import Cat, Module, Signal
 
 from romsim_rtl.half_words import WORD_FRAC
 from romsim_rtl.htile_affine import affine_term, affine_value
+from romsim_rtl.htile_words import decode_half, words_term, words_value
 from tests.rtl.attention_golden import rne, shr
 from tests.rtl.stepped import simulate
 
@@ -157,3 +158,95 @@ def test_a_tie_goes_to_the_even_score() -> None:
     }
     wanted = [rne(value, 1) & (1 << 64) - 1 for value in queries]
     run(m, inputs, out, [0] * 4 + wanted)
+
+
+def halves(rng: random.Random, n: int) -> list[list[int]]:
+    """Blocks of 32 words: the largest of both signs, the smallest, and others."""
+    found = [[LARGEST] * 32, [LARGEST | 1 << 15] * 32, [0] * 32, [1 << 8, 1 << 15 | 3 << 8] * 16]
+    for _ in range(n):
+        found.append([random_word(rng, LARGEST) | rng.randrange(2) << 15 for _ in range(32)])
+    return found
+
+
+def by_half(blocks: list[list[int]]) -> list[int]:
+    return [pack(block[at : at + 16], 16) for block in blocks for at in (0, 16)]
+
+
+def test_a_term_of_words_is_rounded_when_both_halves_are_there() -> None:
+    rng = random.Random(3)
+    keys = halves(rng, 80)
+    queries = [[127] * 32, [-127] * 32, [127] * 32, [1] + [0] * 31]
+    queries += [[rng.randrange(-127, 128) for _ in range(32)] for _ in keys[4:]]
+    shifts = [25, 25, 0, 0] + [rng.randrange(26) for _ in keys[4:]]
+    absent = [0, 0, 0, 0] + [int(rng.random() < 0.1) for _ in keys[4:]]
+    wanted: list[int] = []
+    for words, query, shift, is_absent in zip(keys, queries, shifts, absent, strict=True):
+        product = sum(q * integer(word) for q, word in zip(query, words, strict=True))
+        wanted.append(0 if is_absent else shr(product, 16 - shift) & (1 << 64) - 1)
+
+    m = Module()
+    ports = {
+        "words": (Signal(256), by_half(keys)),
+        "query": (Signal(256), [pack(query, 8) for query in queries for _ in range(2)]),
+        "query_shift": (Signal(5), [shift for shift in shifts for _ in range(2)]),
+        "is_absent": (Signal(), [one for one in absent for _ in range(2)]),
+        "is_second": (Signal(), [0, 1] * len(keys)),
+    }
+    of = {name: port for name, (port, _) in ports.items()}
+    ones = [Signal(init=1, name=f"one{index}") for index in range(3)]
+    first_half = Signal()
+    m.d.sync += first_half.eq(~of["is_second"])
+    seen = decode_half(
+        m, ones[0], "", words=of["words"], is_second=of["is_second"], is_absent=of["is_absent"]
+    )
+    term = words_term(
+        m,
+        ones,
+        "",
+        seen=seen,
+        query=of["query"],
+        query_shift=of["query_shift"],
+        first_half=first_half,
+    )
+    # in the cycle after a second half's term, that of the next first half stands there
+    out, is_out = Signal(64, name="out"), [Signal(name=f"out{index}") for index in range(3)]
+    m.d.sync += [
+        is_out[0].eq(of["is_second"]),
+        is_out[1].eq(is_out[0]),
+        is_out[2].eq(is_out[1]),
+    ]
+    with m.If(is_out[2]):
+        m.d.comb += out.eq(term)
+    run(m, ports, out, [0] * 3 + [value for one in wanted for value in (0, one)])
+
+
+def test_sums_of_words_begin_with_a_first_half() -> None:
+    rng = random.Random(4)
+    values = halves(rng, 80)
+    numerators = [1 << 15] * 4 + [rng.choice((0, rng.randrange(1 << 15))) for _ in values[4:]]
+    first = [1, 0, 0, 0] + [int(rng.random() < 0.1) for _ in values[4:]]
+    sums, wanted = [0] * 32, [0] * 3
+    for words, p, is_first in zip(values, numerators, first, strict=True):
+        sums = [0 if is_first else s for s in sums]
+        for half in (0, 16):
+            for lane in range(half, half + 16):
+                sums[lane] += p * integer(words[lane])
+            wanted.append(pack(sums, 64))
+
+    m = Module()
+    begins = [one and not half for one in first for half in (0, 1)]
+    ports = {
+        "words": (Signal(256), by_half(values)),
+        "p": (Signal(16), [p for p in numerators for _ in range(2)]),
+        "is_second": (Signal(), [0, 1] * len(values)),
+        "first": (Signal(), [int(one) for one in begins]),
+    }
+    of = {name: port for name, (port, _) in ports.items()}
+    late = [Signal(name=f"late{index}") for index in range(2)]
+    m.d.sync += [late[0].eq(of["first"]), late[1].eq(late[0])]
+    ones = [Signal(init=1, name=f"one{index}") for index in range(3)]
+    seen = decode_half(m, ones[0], "", words=of["words"], is_second=of["is_second"])
+    made = words_value(m, ones, late[1], "", seen=seen, p=of["p"])
+    out = Signal(64 * 32, name="out")
+    m.d.comb += out.eq(Cat(made))
+    run(m, ports, out, wanted)
