@@ -48,6 +48,8 @@ class CellConfig:
         Whether a term may have to be rounded to the grid (numerics, section 4).
     has_plain
         Whether there are matrices whose scale does not stand in the words.
+    is_packed
+        Whether a multiplication serves four lanes, for a simulator, or one, for a synthesiser.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class CellConfig:
     has_minima: bool = True
     may_round: bool = False
     has_plain: bool = False
+    is_packed: bool = True
 
     def __post_init__(self) -> None:
         if self.word_codes < MX_BLOCK or self.word_codes % MX_BLOCK:
@@ -169,8 +172,8 @@ class Cell(wiring.Component):
     A block's ``Σ q·c`` is the top digit of a sum of products of packed words: four codes of a
     piece of 64 bits times four activations at a time, modulo 2^64. Digits below the top one may
     be negative; a bias keeps them from borrowing from it. The function is that of one multiplier
-    a lane and an adder tree, which is what a synthesiser of the packed form must be given back;
-    a simulator needs a quarter of the multiplications.
+    a lane and an adder tree, which is what a synthesiser is given (``is_packed`` false); a
+    simulator of the packed form needs a quarter of the multiplications.
 
     Parameters
     ----------
@@ -194,7 +197,8 @@ class Cell(wiring.Component):
         ROM word, with ``v_dot``.
     x : In(64) array
         Packed activations, with ``v_dot``: word ``b·n_packed + k`` is the sum over digits ``d`` of
-        ``c · 2^16d`` modulo 2^64, ``c`` the code of lane ``lane(k, d)`` of block ``b``.
+        ``c · 2^16d`` modulo 2^64, ``c`` the code of lane ``lane(k, d)`` of block ``b``; where lanes
+        are not packed, of ``(c + 128) · 2^16d``.
     less : In(signed(22)) array
         ``offset · S`` of each block, with ``v_sum``.
     total : In(signed(13)) array
@@ -235,7 +239,7 @@ class Cell(wiring.Component):
         m = Module()
         config = self.config
         ones: Value = Const(0)
-        if config.lane_bits < 8:
+        if config.is_packed and config.lane_bits < 8:
             ones = opaque_mask(m, platform, "ones", config.ones)
         terms = []
         scales, minima = self._fields(m)
@@ -268,7 +272,8 @@ class Cell(wiring.Component):
     def _digits(self, m: Module, block: int, ones: Value) -> Value:
         """Sum of products of a block over its planes, less the offset's share: ``P``."""
         config = self.config
-        parts = self._lanes(m, block) if config.lane_bits == 8 else self._packed(m, block, ones)
+        is_packed = config.is_packed and config.lane_bits < 8
+        parts = self._packed(m, block, ones) if is_packed else self._lanes(m, block)
         dot = parts[0]
         for part in parts[1:]:
             dot = dot + part
@@ -311,21 +316,29 @@ class Cell(wiring.Component):
         return (codes >> bits * position) & ones
 
     def _lanes(self, m: Module, block: int) -> list[Value]:
-        """Products of 8-bit codes, for which a digit has no room: one by one."""
+        """Products of lanes one by one: for a synthesiser, and 8-bit codes find no room in digits."""
         config = self.config
         total: Any = Const(0)
         for packed in range(config.n_packed):
-            # digits of a packed word are signed: take the borrows back
-            raised = (self.x[block * config.n_packed + packed] + 0x0080008000800080)[:64]
+            raised = self.x[block * config.n_packed + packed]
+            if config.is_packed:  # digits of a packed word are signed: take the borrows back
+                raised = (raised + 0x0080008000800080)[:64]
             for digit in range(_DIGITS):
-                at = 8 * (MX_BLOCK * block + config.lane(packed, digit))
+                at = config.lane_bits * (MX_BLOCK * block + config.lane(packed, digit))
                 byte = raised[_DIGIT * digit : _DIGIT * digit + 8]
                 x = Cat(byte[:7], ~byte[7]).as_signed()
-                total = total + self.word[at : at + 8] * x
+                total = total + self._product(self.word[at : at + config.lane_bits], x)
         held = Signal(signed(22), name=f"dot{block}", reset_less=True)
         with m.If(self.v_dot):
             m.d.sync += held.eq(total)
         return [held]
+
+    def _product(self, code: Value, x: Value) -> Value:
+        if not self.config.is_ternary:
+            return code * x
+        minus = code[1] & ~code[0]
+        kept = (x[:8] ^ minus.replicate(8)) & (code[0] ^ code[1]).replicate(8)
+        return kept.as_signed() + minus
 
     def _scaled(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from amaranth.hdl import (
@@ -71,8 +71,8 @@ class LSideConfig:
             )
 
     @classmethod
-    def of(cls, description: Description) -> LSideConfig:
-        """Take the sizes from a description.
+    def of(cls, description: Description, *, is_packed: bool = True) -> LSideConfig:
+        """Take the sizes from a description; ``is_packed`` as in `CellConfig`.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class LSideConfig:
                 n_cells=array.n_cells,
                 rom_rows=array.rom_rows,
                 ks_logs=tuple(sorted({g.mapping.ks.bit_length() - 1 for g in matrices})),
-                cell=cell,
+                cell=replace(cell, is_packed=is_packed),
                 x=XBufferSizes(
                     n_words=max(g.mapping.ks * g.mapping.wpc for g in matrices),
                     n_inflight=target.schedule.n_inflight,

@@ -37,6 +37,8 @@ class Top(wiring.Component):
     ----------
     description
         What the chip is built for; of its images nothing is read.
+    is_packed
+        Whether unit L multiplies in the form for a simulator; see `romsim_rtl.cell.CellConfig`.
 
     Members
     -------
@@ -64,11 +66,11 @@ class Top(wiring.Component):
         If the RTL has no hardware for the target or for the model on it.
     """
 
-    def __init__(self, *, description: Description) -> None:
+    def __init__(self, *, description: Description, is_packed: bool = True) -> None:
         _check(description)
         self.description = description
         target, spec = description.target, description.spec
-        self.l_config = LSideConfig.of(description)
+        self.l_config = LSideConfig.of(description, is_packed=is_packed)
         _check_rows(description, self.l_config)
         self.h_sizes = AttentionSizes.of(
             target,

@@ -127,7 +127,8 @@ class XBuffer(wiring.Component):
     v_unpack : In(1)
         One cycle after ``r_en``: load the output registers.
     x, total, shift : Out
-        Packed activations, sums and shifts of the word's blocks, two cycles after ``r_en``, held.
+        Activations as `Cell` takes them, sums and shifts of the word's blocks, two cycles after
+        ``r_en``, held.
     """
 
     def __init__(self, *, sizes: XBufferSizes, config: CellConfig) -> None:
@@ -228,5 +229,5 @@ class XBuffer(wiring.Component):
                 digits = piece[8 * (packed % 2) :] & mask
                 x = Signal(64, name=f"x_{block}_{packed}", reset_less=True)
                 with m.If(self.v_unpack):
-                    m.d.sync += x.eq(digits - _BIAS)
+                    m.d.sync += x.eq(digits - _BIAS if config.is_packed else digits)
                 m.d.comb += self.x[block * config.n_packed + packed].eq(x)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ def random_half(rng: random.Random) -> int:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("extreme", [False, True])
-def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
-    config = CONFIGS[name]
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_row_is_the_sum_of_its_terms(name: str, extreme: bool, is_packed: bool) -> None:
+    config = replace(CONFIGS[name], is_packed=is_packed)
     rng = random.Random(len(name) + extreme)
     dut = Cell(config=config)
     blocks, planes = config.n_blocks, config.max_planes
@@ -139,7 +141,8 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool) -> None:
             for b in range(blocks):
                 for k in range(config.n_packed):
                     lanes = [32 * b + config.lane(k, digit) for digit in range(4)]
-                    packed = sum(x[w][lane] << 16 * d for d, lane in enumerate(lanes))
+                    raised = 0 if is_packed else 128
+                    packed = sum((x[w][lane] + raised) << 16 * d for d, lane in enumerate(lanes))
                     ctx.set(dut.x[b * config.n_packed + k], packed & ((1 << 64) - 1))
         else:
             ctx.set(dut.word, rng.getrandbits(len(dut.word)))

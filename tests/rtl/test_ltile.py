@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_x_buffer_gives_what_was_broadcast_in_packed_words(name: str) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_x_buffer_gives_what_was_broadcast_in_packed_words(name: str, is_packed: bool) -> None:
     config, sizes = SIZES[name]
+    config = replace(config, is_packed=is_packed)
     rng = random.Random(3)
     dut = XBuffer(sizes=sizes, config=config)
     blocks: dict[tuple[int, int], tuple[list[int], int]] = {}
@@ -92,7 +95,8 @@ def test_x_buffer_gives_what_was_broadcast_in_packed_words(name: str) -> None:
                     assert ctx.get(dut.shift[lane]) == shift
                     assert ctx.get(dut.total[lane]) == sum(codes)
                     for k in range(config.n_packed):
-                        packed = sum(codes[config.lane(k, d)] << 16 * d for d in range(4))
+                        raised = [code + (0 if is_packed else 128) for code in codes]
+                        packed = sum(raised[config.lane(k, d)] << 16 * d for d in range(4))
                         got = ctx.get(dut.x[lane * config.n_packed + k])
                         assert got == packed % (1 << 64)
 
