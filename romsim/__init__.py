@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from romsim.logic_rom_area import logic_rom
     from romsim.parallel_sampling import sample
     from romsim.prompt_session import session
+    from romsim.synthesis import synth
     from romsim.verification import verify
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "perplexity",
     "sample",
     "session",
+    "synth",
     "verify",
 ]
 
@@ -40,6 +42,7 @@ _MODULES = {
     "logic_rom": "romsim.logic_rom_area",
     "sample": "romsim.parallel_sampling",
     "session": "romsim.prompt_session",
+    "synth": "romsim.synthesis",
     "verify": "romsim.verification",
 }
 

@@ -31,6 +31,7 @@ _COMMANDS = {
     "session": ("romsim.commands.session", "prompts in turn; known prefixes are not computed"),
     "rtl": ("romsim.commands.rtl", "write the chip as Verilog with its ROM images"),
     "logic-rom": ("romsim.commands.logic_rom", "area of the weights as standard-cell logic"),
+    "synth": ("romsim.commands.synth", "area and clock of the chip's own RTL by synthesis"),
     "verify": ("romsim.commands.verify", "compare the machines value by value"),
     "mutate": ("romsim.commands.mutate", "inject faults; how many does verification find?"),
     "report": ("romsim.commands.report", "area, speed, energy, memory: page, tables, pictures"),

@@ -196,7 +196,7 @@ class _Reader:
         """Scale a fact of the base; what has no scale is taken over as it is."""
         section, _, key = fact.key.partition(".")
         name = {"lane": "logic_area", "energy": "energy", "leakage": "leakage"}.get(section)
-        if key == "fo4_ps":
+        if key in ("fo4_ps", "sram_access", "rom_access"):
             name = "delay"
         if name is None or key in ("wire_bit_mm", "gated_share"):  # these are not of the node
             return fact

@@ -23,7 +23,13 @@ _LANES = (
 )  # fmt: skip
 
 FACT_UNITS: dict[str, dict[str, str]] = {
-    "clock": {"fo4_ps": "ps", "wire_factor": "1", "overhead_fo4": "FO4"},
+    "clock": {
+        "fo4_ps": "ps",
+        "wire_factor": "1",
+        "overhead_fo4": "FO4",
+        "sram_access": "ps",
+        "rom_access": "ps",
+    },
     "logic": {"utilisation": "1", "periphery_fraction": "1"},
     "lane": dict.fromkeys(_LANES, "um2"),
     "energy": {

@@ -316,7 +316,7 @@ class Cell(wiring.Component):
         return (codes >> bits * position) & ones
 
     def _lanes(self, m: Module, block: int) -> list[Value]:
-        """Products of lanes one by one: for a synthesiser, and 8-bit codes find no room in digits."""
+        """Products of lanes one by one: for a synthesiser, and where digits have no room."""
         config = self.config
         total: Any = Const(0)
         for packed in range(config.n_packed):

@@ -12,10 +12,11 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from romsim_rtl.logic_netlist import Gate, LogicNetlist
 from romsim_rtl.logic_rom import LogicBank, check_contents, check_style, synthesise
 from romsim_rtl.toolchain import ToolError, cache_folder
 
-__all__ = ["BankTask", "bank_folder", "synthesise_all", "synthesise_cached"]
+__all__ = ["BankTask", "bank_folder", "synthesise_all", "synthesise_cached", "write_entry"]
 
 _LAYOUT = 1  # raise when what a style makes of the same contents changes
 
@@ -161,6 +162,17 @@ def _write(path: Path, netlist: LogicNetlist) -> None:
         "outputs": netlist.outputs,
         "gates": [[gate.cell, gate.output, *gate.inputs] for gate in netlist.gates],
     }
+    write_entry(path, values)
+
+
+def write_entry(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an entry of a cache of synthesis as JSON, whole or not at all.
+
+    Raises
+    ------
+    ToolError
+        If it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, aside = tempfile.mkstemp(prefix=f"{path.name}.partial-", dir=path.parent)

@@ -27,7 +27,15 @@ from romsim_rtl.logic_netlist import LogicNetlist, read_mapped_blif
 from romsim_rtl.pattern_rom import pattern_netlist
 from romsim_rtl.toolchain import ToolError
 
-__all__ = ["STYLES", "LogicBank", "check_contents", "check_style", "synthesise", "yosys_abc"]
+__all__ = [
+    "STYLES",
+    "LogicBank",
+    "check_contents",
+    "check_style",
+    "run_tool",
+    "synthesise",
+    "yosys_abc",
+]
 
 STYLES = {
     "plain": "a case statement, optimised by yosys and ABC",
@@ -215,7 +223,7 @@ def _mapped(bits: NDArray[np.uint8], style: str, library: CellLibrary) -> LogicN
         (folder / "cells.genlib").write_text(library.genlib())
         if style == "plain":
             (folder / "rom.v").write_text(case_verilog(bits))
-            _run([sys.executable, case_rom.__file__, "rom.v", "rom.blif"], folder, "rom.blif")
+            run_tool([sys.executable, case_rom.__file__, "rom.v", "rom.blif"], folder, "rom.blif")
             blif = _scalar_names((folder / "rom.blif").read_text())
             script = _CASE_SCRIPT
         else:
@@ -223,7 +231,7 @@ def _mapped(bits: NDArray[np.uint8], style: str, library: CellLibrary) -> LogicN
             script = _CANDIDATE_SCRIPT
         (folder / "rom.blif").write_text(blif)
         steps = f"read_genlib cells.genlib; read_blif rom.blif; {script}; write_blif mapped.blif"
-        _run([str(abc), "-q", steps], folder, "mapped.blif")
+        run_tool([str(abc), "-q", steps], folder, "mapped.blif")
         text = (folder / "mapped.blif").read_text()
     n_address_bits = max(1, (bits.shape[0] - 1).bit_length())
     return read_mapped_blif(text, library, n_address_bits, bits.shape[1])
@@ -245,13 +253,13 @@ def _scalar_names(blif: str) -> str:
     return "\n".join(words) + "\n"
 
 
-def _run(command: list[str], folder: Path, result: str) -> None:
+def run_tool(command: list[str], folder: Path, result: str) -> None:
     """Run a tool in a folder; the file that it should write must be there and new."""
     (folder / result).unlink(missing_ok=True)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not (folder / result).is_file():
         lines = (done.stdout + done.stderr).strip().splitlines() or ["nothing was printed"]
         raise ToolError(
-            f"Synthesis of a bank must write {result!r}, not end with exit status "
+            f"Synthesis must write {result!r}, not end with exit status "
             f"{done.returncode}: {lines[-1]!r}"
         )

@@ -20,10 +20,20 @@ from functools import lru_cache
 from romsim_rtl.cell_library import Cell, CellLibrary
 from romsim_rtl.logic_netlist import LogicNetlist
 
-__all__ = ["path_depth_fo4"]
+__all__ = [
+    "STAGE_LOAD",
+    "buffer_delay",
+    "gate_delay",
+    "logical_effort",
+    "path_depth_fo4",
+    "timed_genlib",
+]
 
 _FO4 = 5.0  # an inverter that drives four: h = 4, p = 1
-_STAGE = 4.0  # load that a gate drives itself
+STAGE_LOAD = 4.0
+"""Unit loads that a gate drives itself."""
+
+_MAPPED_LOAD = 2.0  # unit loads of a gate, as ABC is told while it maps
 
 
 @lru_cache(maxsize=1024)
@@ -48,6 +58,33 @@ def _effort(cell: Cell) -> tuple[float, float, bool]:
     return effort, float(n), not is_inverting
 
 
+def logical_effort(cell: Cell) -> float:
+    """Return the unit loads of one of a cell's pins."""
+    return _effort(cell)[0]
+
+
+def gate_delay(cell: Cell, load: float) -> float:
+    """Return the delay of a cell that drives ``load`` unit loads, buffers apart, in FO4."""
+    _, parasitic, has_inverter = _effort(cell)
+    delay = (min(load, STAGE_LOAD) + parasitic) / _FO4
+    if has_inverter:  # the gate proper drives one unit inverter, which has p = 1
+        delay += 2.0 / _FO4
+    return delay
+
+
+def timed_genlib(library: CellLibrary) -> str:
+    """Return a library in ABC's genlib with the delay of every cell at two unit loads, in FO4."""
+    lines = []
+    for line in library.genlib().splitlines():
+        head, has_pins, _ = line.partition("PIN *")
+        if has_pins:
+            cell = library.cells[line.split()[1]]
+            delay = gate_delay(cell, _MAPPED_LOAD)
+            line = f"{head}PIN * UNKNOWN {logical_effort(cell):.4f} 999 {delay:.4f} 0 {delay:.4f} 0"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def path_depth_fo4(netlist: LogicNetlist, library: CellLibrary) -> float:
     """Return the delay from the address to the slowest data bit, in FO4; 0 without gates.
 
@@ -55,21 +92,20 @@ def path_depth_fo4(netlist: LogicNetlist, library: CellLibrary) -> float:
     """
     load: dict[str, float] = dict.fromkeys(netlist.outputs, 1.0)
     for gate in netlist.gates:
-        effort = _effort(library.cells[gate.cell])[0]
+        effort = logical_effort(library.cells[gate.cell])
         for signal in gate.inputs:
             load[signal] = load.get(signal, 0.0) + effort
-    ready = {f"a{bit}": _buffers(load.get(f"a{bit}", 0.0)) for bit in range(netlist.n_address_bits)}
+    ready = {
+        f"a{bit}": buffer_delay(load.get(f"a{bit}", 0.0)) for bit in range(netlist.n_address_bits)
+    }
     for gate in netlist.gates:
-        _, parasitic, has_inverter = _effort(library.cells[gate.cell])
         drives = load.get(gate.output, 0.0)
-        delay = (min(drives, _STAGE) + parasitic) / _FO4
-        if has_inverter:  # the gate proper drives one unit inverter, which has p = 1
-            delay += 2.0 / _FO4
         start = max((ready.get(signal, 0.0) for signal in gate.inputs), default=0.0)
-        ready[gate.output] = start + delay + _buffers(drives)
+        delay = gate_delay(library.cells[gate.cell], drives)
+        ready[gate.output] = start + delay + buffer_delay(drives)
     return max((ready.get(signal, 0.0) for signal in netlist.outputs), default=0.0)
 
 
-def _buffers(load: float) -> float:
-    """Return the delay of the buffers between a gate and more than it drives itself."""
-    return math.log(load / _STAGE, 4) if load > _STAGE else 0.0
+def buffer_delay(load: float) -> float:
+    """Return the delay of the buffers between a gate and more than it drives itself, in FO4."""
+    return math.log(load / STAGE_LOAD, 4) if load > STAGE_LOAD else 0.0

@@ -229,7 +229,7 @@ def test_failing_tool_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ToolError) as caught:
         synthesise(ternary_bits(4, 2, 0.4), "shared2", LIBRARY)
     assert str(caught.value) == (
-        "Synthesis of a bank must write 'mapped.blif', not end with exit status 3: 'out of luck'"
+        "Synthesis must write 'mapped.blif', not end with exit status 3: 'out of luck'"
     )
 
 
