@@ -303,8 +303,8 @@ class _Work:
     def joining_um2(self) -> float:
         """Return the gates that join the banks of each cell.
 
-        Within a block an OR for each bit and further bank; where there are several blocks, an AND
-        with the block's select and an OR with the other blocks as well.
+        An OR for each bit and further bank; where there are several blocks, an AND with what says
+        whether the bank is on as well.
         """
         gates = {"OR": self._library.smallest(2, 0b1110), "AND": self._library.smallest(2, 0b1000)}
         area = {}
@@ -323,9 +323,8 @@ class _Work:
         total = 0.0
         for listed in banks.values():
             total += area["OR"] * (sum(w for _, w in listed) - max(w for _, w in listed))
-            blocks = {block: max(w for b, w in listed if b == block) for block, _ in listed}
-            if len(blocks) > 1:
-                total += area["AND"] * sum(blocks.values())
+            if len({block for block, _ in listed}) > 1:
+                total += area["AND"] * sum(w for _, w in listed)
         return total
 
     def fit(self) -> AreaFit | None:

@@ -18,6 +18,8 @@ __all__ = ["ONE", "ZERO", "Gate", "LogicNetlist", "read_mapped_blif"]
 ZERO, ONE = "ZERO", "ONE"
 """Signals that are constant."""
 
+_MAX_EXPRESSION = 120  # characters of a gate's function that may stand within another
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -102,36 +104,47 @@ class LogicNetlist:
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         return np.ascontiguousarray(bits[:, :rows].T)
 
-    def to_verilog(self, module: str, library: CellLibrary, *, instances: bool = False) -> str:
-        """Return the logic as one Verilog module with ports ``a`` and ``d``.
+    def to_verilog(self, module: str, library: CellLibrary) -> str:
+        """Return the logic as one Verilog module that any simulator reads without the cells.
 
-        Parameters
-        ----------
-        instances
-            Whether to write instances of cells, for layout, instead of assignments, which any
-            simulator reads without a model of the cells.
+        Its word ``d`` is that of address ``a`` while ``on`` is high, else 0. The gates stand in
+        order in one function, so that a simulator evaluates those of the banks that are read; a
+        gate that drives one pin stands where it is used.
         """
-        names = {f"a{bit}": f"a[{bit}]" for bit in range(self.n_address_bits)}
+        names = {f"a{bit}": f"i[{bit}]" for bit in range(self.n_address_bits)}
         names |= {ZERO: "1'b0", ONE: "1'b1"}
+        pins = Counter(s for gate in self.gates for s in gate.inputs) + Counter(self.outputs)
+        statements, held = [], []
+        for index, gate in enumerate(self.gates):
+            value = library.cells[gate.cell].verilog([names[s] for s in gate.inputs])
+            if pins[gate.output] == 1 and len(value) <= _MAX_EXPRESSION:
+                names[gate.output] = f"({value})"
+                continue
+            names[gate.output] = f"n{index}"
+            held.append(f"    reg n{index};")
+            statements.append(f"      n{index} = {value};")
+        statements += [f"      word[{i}] = {names[s]};" for i, s in enumerate(self.outputs)]
+        width = len(self.outputs)
         lines = [
             f"module {module} (",
             f"  input wire [{self.n_address_bits - 1}:0] a,",
-            f"  output wire [{len(self.outputs) - 1}:0] d",
+            "  input wire on,",
+            f"  output reg [{width - 1}:0] d",
             ");",
+            f"  function automatic [{width - 1}:0] word(input [{self.n_address_bits - 1}:0] i);",
+            *held,
+            "    begin",
+            *statements,
+            "    end",
+            "  endfunction",
+            "  always @* begin",
+            f"    d = {width}'d0;",
+            "    if (on) d = word(a);",
+            "  end",
+            "endmodule",
+            "",
         ]
-        for index, gate in enumerate(self.gates):
-            names[gate.output] = f"n{index}"
-            lines.append(f"  wire n{index};")
-        for index, gate in enumerate(self.gates):
-            cell = library.cells[gate.cell]
-            signals = [names[s] for s in gate.inputs]
-            if instances:
-                pins = ", ".join(f".{p}({s})" for p, s in zip(cell.inputs, signals, strict=True))
-                lines.append(f"  {gate.cell} g{index} ({pins}, .Y(n{index}));")
-            else:
-                lines.append(f"  assign n{index} = {cell.verilog(signals)};")
-        lines += [f"  assign d[{i}] = {names[s]};" for i, s in enumerate(self.outputs)]
-        return "\n".join([*lines, "endmodule", ""])
+        return "\n".join(lines)
 
 
 def _pack(bits: NDArray[np.int64]) -> Words:

@@ -1,8 +1,8 @@
 """A chip whose weights are logic: one Verilog module for each bank, and cells made of them.
 
 In the place of a cell's mask ROM, ``romsim_rom``, stands ``romsim_cell_rom`` with the same ports
-and registered read: the OR of the cell's banks. A bank's output passes only while its block of
-addresses is read.
+and registered read: the OR of the cell's banks. A bank is on only while its block of addresses is
+read.
 """
 
 from __future__ import annotations
@@ -165,21 +165,18 @@ def _cell(name: str, banks: list[BankPlace], rows: int, n_address_bits: int, wid
         f"  output wire [{width - 1}:0] d",
         ");",
     ]
-    blocks = sorted({bank.block for bank in banks})
+    for block in sorted({bank.block for bank in banks}):
+        chosen = "1'b1"
+        if n_low < n_address_bits:
+            chosen = f"a[{n_address_bits - 1}:{n_low}] == {n_address_bits - n_low}'d{block}"
+        lines.append(f"  wire in{block} = {chosen};")
     words = []
-    for block in blocks:
-        mine = [index for index, bank in enumerate(banks) if bank.block == block]
-        joined = " | ".join(f"d{index}" for index in mine)
-        if n_low == n_address_bits:
-            words.append(f"({joined})")
-            continue
-        n_high = n_address_bits - n_low
-        lines.append(f"  wire in{block} = a[{n_address_bits - 1}:{n_low}] == {n_high}'d{block};")
-        words.append(f"({{{width}{{in{block}}}}} & ({joined}))")
     for index, bank in enumerate(banks):
+        words.append(f"d{index}")
         lines += [
             f"  wire [{width - 1}:0] d{index};",
-            f"  {_bank_name(bank, rows)} bank{index} (.a(a[{n_low - 1}:0]), .d(d{index}));",
+            f"  {_bank_name(bank, rows)} bank{index}",
+            f"    (.a(a[{n_low - 1}:0]), .on(in{bank.block}), .d(d{index}));",
         ]
     if not banks:
         lines.append("  wire unused = &{1'b0, a};")

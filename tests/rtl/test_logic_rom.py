@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from romsim_rtl.logic_netlist import Gate, LogicNetlist, read_mapped_blif
 from romsim_rtl.logic_rom import STYLES, check_contents, synthesise
 from romsim_rtl.or_trees import HIGH, LOW, Emitter, OrTrees
 from romsim_rtl.pattern_rom import pattern_netlist
-from romsim_rtl.toolchain import ToolError
+from romsim_rtl.toolchain import ToolError, lint
+from romsim_rtl.verilated import verilate
 
 LIBRARY = CellLibrary.of(load_technology("asap7"))
 
@@ -88,26 +90,61 @@ def test_verilog_says_what_the_netlist_says() -> None:
     bits = ternary_bits(20, 6, 0.4)
     netlist = synthesise(bits, "patterns", LIBRARY).netlist
     text = netlist.to_verilog("bank", LIBRARY)
-    assert text.startswith("module bank (\n  input wire [4:0] a,\n  output wire [11:0] d\n);\n")
-    # one integer per signal: bit i is its value at address i
-    values = {f"a[{i}]": sum((n >> i & 1) << n for n in range(32)) for i in range(5)}
-    for name, expression in re.findall(r"assign (\S+) = (.*);", text):
-        python = re.sub(r"[and]\d*(\[\d+\])?", r"values['\g<0>']", expression.replace("1'b0", "0"))
+    assert text.startswith(
+        "module bank (\n  input wire [4:0] a,\n  input wire on,\n  output reg [11:0] d\n);\n"
+        "  function automatic [11:0] word(input [4:0] i);\n"
+    )
+    # one integer per signal: bit k is its value at address k
+    values = {f"i[{i}]": sum((n >> i & 1) << n for n in range(32)) for i in range(5)}
+    for name, expression in re.findall(r"^      (\S+) = (.*);$", text, re.MULTILINE):
+        assert name not in values
+        python = re.sub(r"\bi\[\d+\]|\bn\d+", r"values['\g<0>']", expression.replace("1'b0", "0"))
         values[name] = eval(python, {"values": values}) & (2**32 - 1)
     for bit in range(12):
         wanted = sum(int(word[bit]) << address for address, word in enumerate(bits))
-        assert values[f"d[{bit}]"] == wanted
+        assert values[f"word[{bit}]"] == wanted
 
 
-def test_instances_of_cells_have_their_pins() -> None:
-    netlist = LogicNetlist(2, (Gate("NAND2xp33", ("a0", "a1"), "x"),), ("x", "ZERO"))
-    assert netlist.to_verilog("m", LIBRARY, instances=True).splitlines()[4:] == [
-        "  wire n0;",
-        "  NAND2xp33 g0 (.A(a[0]), .B(a[1]), .Y(n0));",
-        "  assign d[0] = n0;",
-        "  assign d[1] = 1'b0;",
-        "endmodule",
-    ]
+def test_gates_stand_in_others_while_that_is_short() -> None:
+    gates = [Gate("NAND2xp33", ("a0", "a1"), "x0")]
+    gates += [Gate("NAND2xp33", (f"x{k}", "a0"), f"x{k + 1}") for k in range(11)]
+    lines = LogicNetlist(2, tuple(gates), ("x11", "x11", "ONE")).to_verilog("m", LIBRARY)
+    statements = re.findall(r"^      (\S+) = (.*);$", lines, re.MULTILINE)
+    assert [name for name, _ in statements] == ["n8", "n11", "word[0]", "word[1]", "word[2]"]
+    assert max(len(value) for _, value in statements) == 128
+    assert [value for _, value in statements[2:]] == ["n11", "n11", "1'b1"]
+
+
+MAIN = """#include "Vbank.h"
+#include <cstdio>
+int main() {
+  Vbank bank;
+  for (int on = 0; on < 2; ++on) {
+    for (int a = 0; a < 64; ++a) {
+      bank.on = on;
+      bank.a = a;
+      bank.eval();
+      std::printf("%llx\\n", static_cast<unsigned long long>(bank.d));
+    }
+  }
+}
+"""
+
+
+@pytest.mark.verilator
+def test_a_simulator_reads_every_word_and_none_of_a_bank_that_is_off(tmp_path: Path) -> None:
+    bits = ternary_bits(50, 17, 0.4)
+    bank = tmp_path / "bank.v"
+    bank.write_text(synthesise(bits, "patterns", LIBRARY).netlist.to_verilog("bank", LIBRARY))
+    assert not lint([bank], "bank").messages
+    main = tmp_path / "main.cpp"
+    main.write_text(MAIN)
+    built = verilate([bank], "bank", cpp=[main], opt="-O0")
+    done = subprocess.run([built.executable], capture_output=True, text=True, check=True)
+    words = [int(line, 16) for line in done.stdout.split()]
+    assert words[:64] == [0] * 64
+    stored = [sum(int(bit) << k for k, bit in enumerate(word)) for word in bits]
+    assert words[64:] == stored + [0] * 14
 
 
 @pytest.mark.parametrize("polarity", [LOW, HIGH])
