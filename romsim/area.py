@@ -12,7 +12,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from romsim.area_parts import Part, Parts, default_zero_bits, parts_of, sum_bits
+from romsim.area_parts import (
+    WEIGHT_LOGIC,
+    Part,
+    Parts,
+    default_zero_bits,
+    parts_of,
+    sum_bits,
+)
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
@@ -228,7 +235,7 @@ def estimate_area(
     widths = _Widths.of(target, spec)
     build = _Builder(synthesised or {})
     _l_units(build, parts, target, widths, parts.rom(
-        words, target.array.word_bits, style=style, zero_bits=share
+        words, target.array.word_bits, style=style, zero_bits=share, logic=WEIGHT_LOGIC
     ))  # fmt: skip
     _h_units(build, parts, target, widths)
     _vector_unit(build, parts, target)

@@ -11,13 +11,25 @@ from typing import Concatenate, ParamSpec
 from romsim_compiler.target import MX_BLOCK, Array, Target
 from romsim_compiler.technology import GRADES, Range, Technology, sum_ranges
 
-__all__ = ["ZERO_BITS", "Part", "Parts", "default_zero_bits", "join", "parts_of", "sum_bits"]
+__all__ = [
+    "WEIGHT_LOGIC",
+    "ZERO_BITS",
+    "Part",
+    "Parts",
+    "default_zero_bits",
+    "join",
+    "parts_of",
+    "sum_bits",
+]
 
 _P = ParamSpec("_P")
 
 ZERO_BITS = {"ternary": 0.71, "unsigned": 0.487}
 """Share of zero bits in a synthesised ROM whose contents are not known: BitNet-2B-4T's measured
 42 % zero weights, which are 71 % zero bits; and offset int4 codes of Gaussian weights, 48.7 %."""
+
+WEIGHT_LOGIC = "patterns"
+"""How weights become logic, as ``romsim rtl --logic-rom`` does it."""
 
 _FIXED_SHIFT_BITS = 25  # MXINT8 shifts are 0 … 25
 _SIGNIFICAND_BITS = 11  # of a binary16 scale
@@ -187,8 +199,18 @@ class Parts:
         )
 
     @_remembered
-    def rom(self, words: int, bits: int, *, style: str, zero_bits: float) -> Part:
-        """Return a ROM bank: a compiler's macro, or words synthesised as logic."""
+    def rom(
+        self, words: int, bits: int, *, style: str, zero_bits: float, logic: str = "shared"
+    ) -> Part:
+        """Return a ROM: a compiler's macro, or words synthesised as logic.
+
+        Parameters
+        ----------
+        style
+            ``"compiler"`` or ``"logic"``.
+        logic
+            How words become logic: a style of the technology's `logic_rom`.
+        """
         if style == "compiler":
             model = self.technology.rom
             macro = model.area_um2(words, bits)
@@ -199,7 +221,7 @@ class Parts:
                 model.grade,
                 "rom",
             )
-        table = self.technology.logic_rom["shared"]
+        table = self.technology.logic_rom[logic]
         per_bit = table.area_per_bit(zero_bits)
         banks = -(-words // table.words)
         # Outputs of banks are zero where not addressed, so one OR input each joins them.
@@ -207,8 +229,9 @@ class Parts:
         area = (per_bit * (words * bits) + Range.exact(select)).over(self._utilisation.range)
         return Part(
             area,
-            f"logic ROM {words} x {bits} b, {zero_bits:.3g} zero bits, {per_bit.mid:.4g} um2/bit + "
-            f"{banks - 1} x {bits} OR2 / utilisation {self._utilisation.mid:g}",
+            f"logic ROM ({logic}) {words} x {bits} b, {zero_bits:.3g} zero bits, "
+            f"{per_bit.mid:.4g} um2/bit + {banks - 1} x {bits} OR2 / "
+            f"utilisation {self._utilisation.mid:g}",
             table.source,
             max(table.grade, self._utilisation.grade, key=GRADES.index),
             "rom",

@@ -18,6 +18,7 @@ from romsim.rates import prefill_chunks
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
 from romsim_compiler.formats import WeightFormat, check_format
 from romsim_compiler.groups import Group, build_groups
+from romsim_compiler.issue import rom_operand
 from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.memory_map import max_context
 from romsim_compiler.program import Instruction
@@ -28,12 +29,12 @@ from romsim_models.spec import ModelSpec
 
 __all__ = ["Block", "DesignPoint", "Step", "adapter_ranks"]
 
-Step = tuple[int, tuple[int, ...], int]
-"""Unit (1 = V, 2 = L, 3 = H), units waited for, duration: a negative one is ``-1 - token``, the
-attention of an in-flight token."""
+Step = tuple[int, tuple[int, ...], int, int]
+"""Unit (1 = V, 2 = L, 3 = H), units waited for (4 = the matrix's banks), duration (``-1 - token``
+for the attention of an in-flight token), cycles until the next matrix is awake (-1: no ROM)."""
 
-_UNIT = {"V": 1, "L": 2, "H": 3}
-_State = list[int]  # last issue, then idle of V, L, H
+_UNIT, _AWAKE = {"V": 1, "L": 2, "H": 3}, 4
+_State = list[int]  # last issue, idle of V, L, H, and next matrix awake if banks are gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +243,8 @@ class DesignPoint:
             if program is None:
                 program = self._steps(self.blocks(), adapter_ranks(rank))
                 self._programs[rank] = program
-            token = self.target.latency.token
             for one in missing:
-                known[one, rank] = _evaluate(program, (one,)) + token
+                known[one, rank] = _evaluate(program, (one,), self.target)
         return [known[one, rank] for one in attention]
 
     def attention(self, positions: Sequence[int]) -> list[int]:
@@ -297,7 +297,7 @@ class DesignPoint:
                 if kind not in programs:
                     blocks = self.blocks(n_tokens, with_head=with_head)
                     programs[kind] = self._steps(blocks, ranks)
-                known[key] = _evaluate(programs[kind], mine) + self.target.latency.token
+                known[key] = _evaluate(programs[kind], mine, self.target)
             total += known[key]
         return total
 
@@ -306,11 +306,15 @@ class DesignPoint:
     ) -> list[tuple[int, list[Step]]]:
         """Return (repetitions, steps) of each block."""
         program: list[tuple[int, list[Step]]] = []
+        wake, on = self.target.power.wake_cycles, ""
         for block in blocks:
             steps: list[Step] = []
             for one in block.instructions:
                 cycles = -1 - one.token if one.op == "attn" else self.duration(one, ranks)
-                steps.append((_UNIT[one.unit], tuple([_UNIT[u] for u in one.wait]), cycles))
+                matrix = rom_operand(one) * bool(wake)
+                waits = [_UNIT[u] for u in one.wait] + [_AWAKE] * (matrix not in ("", on))
+                on = matrix or on
+                steps.append((_UNIT[one.unit], tuple(waits), cycles, wake if matrix else -1))
             program.append((block.repetitions, steps))
         return program
 
@@ -361,9 +365,11 @@ def _blocks(
     return tuple(blocks)
 
 
-def _evaluate(program: list[tuple[int, list[Step]]], attention: tuple[int, ...]) -> int:
-    """Return the cycle at which the last unit is idle."""
-    state = [-1, 0, 0, 0]
+def _evaluate(
+    program: list[tuple[int, list[Step]]], attention: tuple[int, ...], target: Target
+) -> int:
+    """Return the cycles until the next program may begin."""
+    state = [-1, 0, 0, 0, target.power.wake_cycles][: 5 if target.power.wake_cycles else 4]
     for repetitions, steps in program:
         left = repetitions
         while left:
@@ -374,12 +380,12 @@ def _evaluate(program: list[tuple[int, list[Step]]], attention: tuple[int, ...])
             if left and all(b - a == shift for a, b in zip(before, state, strict=True)):
                 state = [value + shift * left for value in state]
                 break
-    return max(state[1:])
+    return max(state[1:_AWAKE]) + target.latency.token
 
 
 def _advance(state: _State, steps: list[Step], attention: tuple[int, ...]) -> None:
     at = state[0]
-    for unit, waits, cycles in steps:
+    for unit, waits, cycles, wake in steps:
         at += 1
         idle = state[unit]
         if idle > at:
@@ -388,5 +394,7 @@ def _advance(state: _State, steps: list[Step], attention: tuple[int, ...]) -> No
             idle = state[other]
             if idle > at:
                 at = idle
+        if wake >= 0:
+            state[_AWAKE] = at + wake
         state[unit] = at + (cycles if cycles >= 0 else attention[-1 - cycles])
     state[0] = at

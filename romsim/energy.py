@@ -13,9 +13,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from romsim.area import AreaReport, estimate_area
+from romsim.area_parts import WEIGHT_LOGIC
 from romsim.design_point import DesignPoint, adapter_ranks
 from romsim.energy_prices import Price, event_prices
 from romsim.events import EVENT_UNITS, Events, count_events
+from romsim_compiler.issue import is_woken, issue_times, rom_operand
 from romsim_compiler.technology import Range
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
@@ -213,7 +215,8 @@ class _Account:
         ]
         items += self._rom_switching(cycles)
         items += self._clocks(cycles, busy)
-        items += self._leakage(cycles)
+        items += self._leakage(cycles, context, ranks)
+        items += self._waking()
         return EnergyReport(
             target=point.target.name,
             technology=self.technology.name,
@@ -230,7 +233,7 @@ class _Account:
         if self.gating != "switching" or self.technology.rom_style != "logic":
             return []
         array = self.point.target.array
-        table = self.technology.logic_rom["shared"]
+        table = self.technology.logic_rom[WEIGHT_LOGIC]
         banks = -(-array.rom_rows // table.words) * array.n_cells * array.n_tiles
         count = float(banks) * array.word_bits * cycles
         price = Price.of(self.technology["energy.rom_read_bit"])
@@ -244,26 +247,53 @@ class _Account:
             items.append(("clock", f"registers of {unit}", float(flops) * on, "flop cycle", price))
         return items
 
-    def _leakage(self, cycles: int) -> list[Item]:
+    def _leakage(self, cycles: int, context: int, ranks: dict[str, tuple[int, ...]]) -> list[Item]:
         seconds = cycles / (self.point.target.clock_mhz * 1e6)
         items: list[Item] = []
         for kind, area in self.area.by_kind().items():
             price = Price.of(self.technology[f"leakage.{kind}"], 1e12, " x 1e12 pJ/J")
             if kind == "rom" and self.gating == "gated":
-                price = self._gated(price, cycles)
+                price = self._gated(price, self._share_on(cycles, context, ranks))
             items.append(("leakage", kind, area.mid * 1e-6 * seconds, "mm2 s", price))
         return items
 
-    def _gated(self, price: Price, cycles: int) -> Price:
-        """Return the leakage of a ROM of which only the active matrix is under power."""
+    def _share_on(self, cycles: int, context: int, ranks: dict[str, tuple[int, ...]]) -> float:
+        """Return the share of ROM words under power, mean over the token.
+
+        A matrix is switched on when the one before it is first read, and off when it is read; where
+        waking takes no time, it is on while it is read.
+        """
+        point, words = self.point, 0.0
+        wake = point.target.power.wake_cycles
+        program = [i for b in point.blocks() for _ in range(b.repetitions) for i in b.instructions]
+        (attention,) = point.attention([context - 1])
+        durations = [attention if i.op == "attn" else point.duration(i, ranks) for i in program]
+        switched = 0
+        times = issue_times(program, durations, wake_cycles=wake)
+        for one, (issue, idle) in zip(program, times, strict=True):
+            if matrix := rom_operand(one):
+                on = idle - (switched if wake else issue)
+                words += on * point.mappings[matrix].n_words
+                switched = issue
+        return min(1.0, words / (cycles * point.target.array.rom_rows))
+
+    def _waking(self) -> list[Item]:
+        """Return what it takes to charge the rails of all matrices that a token reads."""
+        if self.gating != "gated":
+            return []
         point = self.point
-        words = 0.0
-        for block in point.blocks():
-            for one in block.instructions:
-                if one.op == "matvec":
-                    time = point.duration(one, {}) * block.repetitions
-                    words += time * point.mappings[one.operand].n_words
-        share = min(1.0, words / (cycles * point.target.array.rom_rows))
+        read = [i for b in point.blocks() for _ in range(b.repetitions) for i in b.instructions]
+        words = sum(
+            point.mappings[rom_operand(one)].n_words
+            for one, wakes in zip(read, is_woken(read), strict=True)
+            if wakes
+        )
+        um2 = self.area.by_kind()["rom"].mid * words / point.target.array.rom_rows
+        price = Price.of(self.technology["energy.wake_per_um2"])
+        return [("leakage", "banks woken", um2, "um2", price)]
+
+    def _gated(self, price: Price, share: float) -> Price:
+        """Return the leakage of a ROM of which a share is under power."""
         rest = self.technology["leakage.gated_share"]
         kept = Range(*(share + (1 - share) * x for x in (rest.low, rest.mid, rest.high)))
         return Price(

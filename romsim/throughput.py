@@ -133,18 +133,20 @@ def profile_token(point: DesignPoint, context: int, *, rank: int = 0) -> Profile
     """Return every instruction of a decoded token, and the time it takes by unit, layer, resource.
 
     The path is walked back from the end: an instruction was issued when the last of those it waited
-    for was done, or a cycle after the one before it. So each cycle of the token belongs to exactly
-    one instruction.
+    for was done, or a cycle after the one before it, or when its matrix's banks were awake. So each
+    cycle of the token belongs to exactly one instruction.
     """
     position = context - 1
     ranks = adapter_ranks(rank)
     instructions, layers = _expand(point)
     splits = _splits(point, instructions, position, ranks)
     durations = [sum(split.values()) for split in splits]
-    times = issue_times(instructions, durations)
+    wake = point.target.power.wake_cycles
+    times = issue_times(instructions, durations, wake_cycles=wake)
     path, issues = _critical_path(instructions, times)
     rows = []
-    resource = dict.fromkeys((*RESOURCES, "issue", "host"), 0)
+    gated = ("wake",) if wake else ()
+    resource = dict.fromkeys((*RESOURCES, "issue", *gated, "host"), 0)
     unit = {"V": 0, "L": 0, "H": 0, "host": 0}
     busy = {"V": 0, "L": 0, "H": 0}
     layer: dict[int, int] = {}
@@ -155,7 +157,10 @@ def profile_token(point: DesignPoint, context: int, *, rank: int = 0) -> Profile
         if number in path:
             for key, cycles in split.items():
                 resource[key] += cycles
-        resource["issue"] += issues.get(number, 0)
+        asleep = max(0, issues.get(number, 0) - (number > 0))  # longer than issue takes: banks
+        if asleep:
+            resource["wake"] += asleep
+        resource["issue"] += issues.get(number, 0) - asleep
         unit[one.unit] += gained
         layer[at] = layer.get(at, 0) + gained
         by_op[one.op] = by_op.get(one.op, 0) + gained
@@ -243,6 +248,7 @@ def _critical_path(
         else:
             issues[number] = at - times[number - 1][0]
             number -= 1
+    issues[0] = times[0][0]
     return path, issues
 
 

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import cast
 
 from romsim.rates import adapter_ranks, timing_model
 from romsim.whole_file import write_text
 from romsim_compiler.description import Description
+from romsim_compiler.issue import is_woken, rom_operand
 from romsim_models.errors import CapacityError, SpecError
 
 __all__ = ["check_timeline_path", "timeline_rows", "write_timeline"]
@@ -21,6 +23,9 @@ def timeline_rows(
     description: Description, position: int = 0, *, adapter: str | None = None
 ) -> list[dict[str, object]]:
     """Return issue, idle and duration of every instruction of a token at ``position``.
+
+    Where the target's ROM banks are gated, ``wake_cycle`` is that in which those of the matrix that
+    an instruction reads are switched on; ``None`` where it reads none, or the same as before.
 
     Raises
     ------
@@ -37,7 +42,7 @@ def timeline_rows(
     program = description.decode
     ranks = adapter_ranks(description, adapter)
     times = timing_model(description).run(program, position, ranks).times
-    return [
+    rows: list[dict[str, object]] = [
         {
             "index": index,
             "op": instruction.op,
@@ -52,6 +57,14 @@ def timeline_rows(
             zip(program.instructions, times, strict=True)
         )
     ]
+    if description.target.power.wake_cycles:
+        switched = 0
+        woken = is_woken(program.instructions)
+        for row, instruction, wakes in zip(rows, program.instructions, woken, strict=True):
+            row["wake_cycle"] = switched if wakes else None
+            if rom_operand(instruction):
+                switched = cast("int", row["issue_cycle"])
+    return rows
 
 
 def check_timeline_path(path: Path) -> None:
@@ -93,15 +106,17 @@ def write_timeline(
 def _trace(description: Description, rows: list[dict[str, object]]) -> dict[str, object]:
     """Return Chrome trace events; one trace microsecond is one cycle."""
     threads = list(_UNITS)
+    wake_cycles = description.target.power.wake_cycles
+    names = {**_UNITS, **({"banks": "ROM banks waking"} if wake_cycles else {})}
     events: list[dict[str, object]] = [
         {
             "name": "thread_name",
             "ph": "M",
             "pid": 1,
             "tid": number,
-            "args": {"name": _UNITS[unit]},
+            "args": {"name": name},
         }
-        for number, unit in enumerate(threads)
+        for number, name in enumerate(names.values())
     ]
     events += [
         {
@@ -114,6 +129,19 @@ def _trace(description: Description, rows: list[dict[str, object]]) -> dict[str,
             "args": {"layer": row["layer"], "index": row["index"]},
         }
         for row in rows
+    ]
+    events += [
+        {
+            "name": str(row["operand"]),
+            "ph": "X",
+            "pid": 1,
+            "tid": len(threads),
+            "ts": row["wake_cycle"],
+            "dur": wake_cycles,
+            "args": {"layer": row["layer"], "index": row["index"]},
+        }
+        for row in rows
+        if row.get("wake_cycle") is not None
     ]
     other = {"clock_mhz": description.target.clock_mhz, "unit": "1 us = 1 cycle"}
     return {"traceEvents": events, "otherData": other}

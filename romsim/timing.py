@@ -1,10 +1,11 @@
 """Cycles without values: a token's time at any position, exact, at event speed.
 
 A token's program is a chain of instructions whose issue times follow a max-plus recurrence over
-four numbers (the last issue and the idle time of each unit). Layers of one shape have the same
-durations, so once a layer has shifted all four numbers by the same amount, every later layer of
-that shape shifts them by that amount too: the recurrence is homogeneous. One or two layers are
-therefore stepped and the rest is a product, without any approximation.
+five numbers (the last issue, the idle time of each unit, and when the next matrix's banks are
+awake). Layers of one shape have the same durations, so once a layer has shifted all five numbers by
+the same amount, every later layer of that shape shifts them by that amount too: the recurrence is
+homogeneous. One or two layers are therefore stepped and the rest is a product, without any
+approximation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
-from romsim_compiler.issue import issue_times
+from romsim_compiler.issue import is_woken, issue_times, rom_operand
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction, Program
 from romsim_compiler.target import Target
@@ -24,7 +25,7 @@ __all__ = ["Ranks", "TimingModel", "TokenTiming"]
 Ranks = dict[str, tuple[int, ...]]
 """Padded ranks of a group's projections, by group name; a group left out has no adapter."""
 
-_State = tuple[int, int, int, int]  # last issue, idle of V, L, H
+_State = tuple[int, int, int, int, int]  # last issue, idle of V, L, H, next matrix awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class TimingModel:
 
     def run(self, program: Program, position: int, ranks: Ranks | None = None) -> TokenTiming:
         """Step one program through, instruction by instruction."""
-        times = issue_times(program.instructions, self.durations(program, position, ranks))
+        durations = self.durations(program, position, ranks)
+        wake = self.target.power.wake_cycles
+        times = issue_times(program.instructions, durations, wake_cycles=wake)
         end = max(idle for _, idle in times) + self.target.latency.token
         return TokenTiming(end, tuple(times))
 
@@ -107,7 +110,8 @@ class TimingModel:
         """
         attention = attention_cycles(positions, spec=self.spec, target=self.target)
         blocks = self._blocks(ranks or {})
-        cycles = {d: _evaluate(blocks, d) for d in set(attention)}
+        wake = self.target.power.wake_cycles
+        cycles = {d: _evaluate(blocks, d, wake) for d in set(attention)}
         return [cycles[d] + self.target.latency.token for d in attention]
 
     def _blocks(self, ranks: Ranks) -> list[tuple[int, tuple[_Step, ...]]]:
@@ -126,41 +130,51 @@ class TimingModel:
                 folded.append((1, made))
             steps.clear()
 
-        for instruction in self._decode.instructions:
+        decode = self._decode.instructions
+        for instruction, wakes in zip(decode, is_woken(decode), strict=True):
             if instruction.layer != layer:
                 close()
                 layer = instruction.layer
             duration = None if instruction.op == "attn" else self._fixed(instruction, ranks)
-            steps.append((instruction.unit, instruction.wait, duration))
+            reads = (bool(rom_operand(instruction)), wakes)
+            steps.append((instruction.unit, instruction.wait, duration, reads))
         close()
         return folded
 
 
-_Step = tuple[str, tuple[str, ...], int | None]
+_Step = tuple[str, tuple[str, ...], int | None, tuple[bool, bool]]
+"""Unit, units waited for, duration (None: the attention's), whether it reads ROM, and another
+matrix than the last."""
+
 _UNIT = {"V": 1, "L": 2, "H": 3}
 
 
-def _advance(state: _State, steps: tuple[_Step, ...], attention: int) -> _State:
+def _advance(state: _State, steps: tuple[_Step, ...], attention: int, wake: int) -> _State:
     values = list(state)
-    for unit, wait, duration in steps:
+    for unit, wait, duration, (reads, wakes) in steps:
         own = _UNIT[unit]
         at = max(values[0] + 1, values[own], *[values[_UNIT[u]] for u in wait], 0)
+        if wakes:
+            at = max(at, values[4])
+        if reads:
+            values[4] = at + wake
         values[0] = at
         values[own] = at + (attention if duration is None else duration)
-    return values[0], values[1], values[2], values[3]
+    return values[0], values[1], values[2], values[3], values[4]
 
 
-def _evaluate(blocks: list[tuple[int, tuple[_Step, ...]]], attention: int) -> int:
-    state: _State = (-1, 0, 0, 0)
+def _evaluate(blocks: list[tuple[int, tuple[_Step, ...]]], attention: int, wake: int) -> int:
+    state: _State = (-1, 0, 0, 0, wake)
     for repetitions, steps in blocks:
         left = repetitions
         while left:
-            after = _advance(state, steps, attention)
+            after = _advance(state, steps, attention, wake)
             shifts = {b - a for a, b in zip(state, after, strict=True)}
             left -= 1
             state = after
             if len(shifts) == 1:  # homogeneous: every later layer shifts the state alike
                 rest = shifts.pop() * left
-                state = (state[0] + rest, state[1] + rest, state[2] + rest, state[3] + rest)
+                a, v, h, m, w = state
+                state = (a + rest, v + rest, h + rest, m + rest, w + rest)
                 break
-    return max(state[1:])
+    return max(state[1:4])

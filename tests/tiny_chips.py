@@ -22,6 +22,7 @@ from romsim_compiler.target_file import load_target
 from romsim_models.shapes import TINY
 from romsim_models.spec import ModelSpec
 
+_SECTIONS = ("array", "attention", "vector", "network", "schedule", "embedding", "formats")
 TARGETS = {"tiny-int4": "small", "tiny-int2": "small", "tiny-ternary": "small-ternary"}
 MODULES = {
     "attn_q": "self_attn.q_proj",
@@ -44,7 +45,7 @@ def sized_target(base: str, /, **changes: Any) -> Target:
     """A built-in target with other sizes."""
     target = load_target(base)
     for key, value in changes.items():
-        for part in ("array", "attention", "vector", "network", "schedule", "embedding", "formats"):
+        for part in (*_SECTIONS, "power"):
             if key in {f.name for f in fields(getattr(target, part))}:
                 section: Any = replace(getattr(target, part), **{key: value})
                 target = replace(target, **{part: section})

@@ -19,6 +19,7 @@ __all__ = [
     "Formats",
     "Latency",
     "Network",
+    "Power",
     "Schedule",
     "Target",
     "VectorUnit",
@@ -111,6 +112,13 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Power:
+    """Power gating of ROM banks: only those of the matrix being read, and of the next, are on."""
+
+    wake_cycles: int = 0  # from the switch to the first read
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How many tokens and sequences the sequencer holds."""
 
@@ -165,13 +173,16 @@ class Target:
     network: Network
     schedule: Schedule
     embedding: Embedding
+    power: Power = field(default=Power())
     kv: KvConfig = field(default=DEFAULT_KV)
     latency: Latency = field(default=TEMPLATE_LATENCY)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the target as JSON-ready values; ``kv`` only where it is not the plain cache."""
+        """Return the target as JSON-ready values; ``kv`` and ``power`` where they are not plain."""
         values = asdict(self)
         del values["kv"]
+        if self.power == Power():
+            del values["power"]
         return values if self.kv.is_default else {**values, "kv": self.kv.to_json()}
 
     @classmethod
@@ -183,6 +194,7 @@ class Target:
             "attention": Attention,
             "formats": Formats,
             "network": Network,
+            "power": Power,
             "schedule": Schedule,
             "embedding": Embedding,
             "latency": Latency,

@@ -59,6 +59,10 @@ class _Network(_Section):
     collect_cycles: int = Field(ge=0, le=1000)
 
 
+class _Power(_Section):
+    wake_cycles: int = Field(default=0, ge=0, le=1 << 20)
+
+
 class _Schedule(_Section):
     n_inflight: int = Field(ge=1, le=64)
     n_slots: int = Field(default=1, ge=1, le=256)
@@ -98,6 +102,7 @@ class _TargetFile(_Section):
     network: _Network
     schedule: _Schedule
     embedding: _Embedding
+    power: _Power = _Power()
     kv: _Kv = _Kv()
 
 

@@ -202,7 +202,10 @@ class _Reader:
             return fact
         scale = self._factor(name)
         factor = scale.range
-        if key == "logic_per_um2":  # energy of an operation over the area it has in this process
+        if key in (
+            "logic_per_um2",
+            "wake_per_um2",
+        ):  # energy over the area it takes in this process
             factor = factor * (1 / self._factor("logic_area").mid)
         return self._scaled(fact, factor, scale)
 
@@ -251,10 +254,10 @@ class _Reader:
                 )
             )
         if made or self._base is None:
-            if {t.style for t in made} != {"plain", "shared"}:
+            if {t.style for t in made} != {"plain", "shared", "patterns"}:
                 raise SpecError(
-                    f"{self._file}: logic_rom must have the styles 'plain' and 'shared', not "
-                    f"{[t.style for t in made]}"
+                    f"{self._file}: logic_rom must have the styles 'plain', 'shared' and "
+                    f"'patterns', not {[t.style for t in made]}"
                 )
             return made
         scale = self._factor("logic_area")

@@ -41,6 +41,7 @@ FACT_UNITS: dict[str, dict[str, str]] = {
         "buffer_read_bit": "pJ/bit",
         "buffer_write_bit": "pJ/bit",
         "wire_bit_mm": "pJ/bit/mm",
+        "wake_per_um2": "pJ/um2",
         "flop_cycle": "pJ",
     },
     "leakage": {"rom": "W/mm2", "sram": "W/mm2", "logic": "W/mm2", "gated_share": "1"},
@@ -90,7 +91,7 @@ class MacrosModel(_Model):
 class LogicRomModel(_Model):
     """Measured banks of synthesised ROM."""
 
-    style: Literal["plain", "shared"]
+    style: Literal["plain", "shared", "patterns"]
     grade: _Grade
     source: _Text
     words: int = Field(ge=1)

@@ -68,7 +68,9 @@ class Timekeeper:
         for index, instruction in enumerate(program.instructions):
             if instruction.op == "attn":
                 durations[index] = self._attention_cycles(position + instruction.token)
-        times = issue_times(program.instructions, durations)
+        times = issue_times(
+            program.instructions, durations, wake_cycles=self._target.power.wake_cycles
+        )
         events = tuple(
             (instruction, issue, idle)
             for instruction, (issue, idle) in zip(program.instructions, times, strict=True)

@@ -19,6 +19,7 @@ _RESOURCE_COLOURS = {
     "vector": "#2f9c8a",
     "latency": "#a3a9b3",
     "issue": "#6f7681",
+    "wake": "#3a3f47",
     "host": "#c9a227",
 }
 
@@ -96,8 +97,11 @@ def resources_plot(number: int, chip: ChipReport) -> BarPlot:
     """Return what cycles are spent on at several contexts."""
     table = table_of(chip, "resources")
     names = tuple(f"{tokens:,.0f}" for tokens in table.numbers("tokens"))
+    keys = {column.key for column in table.columns}
     found = [
-        (name, table.numbers(name.replace(" ", "_"))) for name in (*RESOURCES, "issue", "host")
+        (name, table.numbers(name.replace(" ", "_")))
+        for name in (*RESOURCES, "issue", "wake", "host")
+        if name.replace(" ", "_") in keys
     ]
     return BarPlot(
         key=f"resources-{number}",

@@ -167,7 +167,8 @@ def layer_table(profile: Profile) -> Table:
 
 def resource_table(point: DesignPoint, contexts: Sequence[int]) -> Table:
     """Return what a token's cycles are spent on, at several contexts."""
-    names = (*RESOURCES, "issue", "host")
+    gated = ("wake",) if point.target.power.wake_cycles else ()
+    names = (*RESOURCES, "issue", *gated, "host")
     rows = []
     for context in contexts:
         profile = profile_token(point, context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from romsim_compiler.description import Description
+from romsim_compiler.issue import is_woken, rom_operand
 from romsim_compiler.program import Instruction, PlacedGroup, Program
 from romsim_models.errors import ScheduleError
 from romsim_models.spec import ModelSpec
@@ -49,6 +50,7 @@ FIELDS: dict[str, tuple[int, bool]] = {
     "op": (4, False),
     "unit": (2, False),  # 0 V, 1 L, 2 H
     "wait": (3, False),  # bit 0 V, bit 1 L, bit 2 H must be idle
+    "rom": (2, False),  # bit 0 reads a matrix, bit 1 another than was read last
     "token": (3, False),  # in-flight index, selects buffers and is added to the position
     "slot": (4, False),
     "layer": (8, False),
@@ -143,12 +145,19 @@ def first_row(group: PlacedGroup, spec: ModelSpec) -> int:
     }.get(group.members[0][1], 0)
 
 
-def encode(instruction: Instruction, description: Description) -> int:
-    """Return the word of one instruction of a description."""
+def encode(instruction: Instruction, description: Description, *, wakes: bool = False) -> int:
+    """Return the word of one instruction of a description.
+
+    Parameters
+    ----------
+    wakes
+        Whether it reads another matrix than the one that was read last.
+    """
     values: dict[str, int] = {
         "op": OPS[instruction.op],
         "unit": "VLH".index(instruction.unit),
         "wait": sum(1 << "VLH".index(u) for u in instruction.wait),
+        "rom": int(rom_operand(instruction) != "") + 2 * wakes,
         "token": instruction.token,
         "slot": instruction.slot,
         "layer": max(0, instruction.layer),
@@ -189,5 +198,9 @@ def gain_bases(description: Description) -> dict[str, int]:
 
 def encode_program(program: Program, description: Description) -> list[int]:
     """Return a program's words, ended by an ``end`` word."""
-    words = [encode(i, description) for i in program.instructions]
+    woken = is_woken(program.instructions)
+    words = [
+        encode(one, description, wakes=wakes)
+        for one, wakes in zip(program.instructions, woken, strict=True)
+    ]
     return [*words, pack({"op": OPS["end"]})]

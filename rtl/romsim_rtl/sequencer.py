@@ -42,6 +42,8 @@ class SequencerConfig:
     ring_slots
         Slots of the KV cache where the newest tokens take those of the oldest; 0 where a token's
         slot is its position.
+    wake_cycles
+        From the switching on of a matrix's banks to the first read of them.
     counter_bits
         Width of the performance counters, which begin anew when they are full.
 
@@ -56,6 +58,7 @@ class SequencerConfig:
     n_words: int
     n_inflight: int
     ring_slots: int = 0
+    wake_cycles: int = 0
     counter_bits: int = 48
 
     def __post_init__(self) -> None:
@@ -167,7 +170,8 @@ class Sequencer(wiring.Component):
         unit = (Const(1, 3) << field["unit"])[:3]
         is_end = field["op"] == OPS["end"]
         issue = Signal()
-        m.d.comb += issue.eq(running & ~is_end & ((busy & (field["wait"] | unit)) == 0))
+        is_awake = Signal(init=1)
+        m.d.comb += issue.eq(running & ~is_end & is_awake & ((busy & (field["wait"] | unit)) == 0))
         m.d.comb += [
             self.start_v.eq(issue & unit[0]),
             self.start_l.eq(issue & unit[1]),
@@ -188,6 +192,16 @@ class Sequencer(wiring.Component):
         ]
         with m.If(takes | issue):
             m.d.sync += next_word.eq(program.r_addr + 1)
+
+        if config.wake_cycles:
+            sleep = Signal(range(config.wake_cycles + 1))
+            m.d.comb += is_awake.eq(~field["rom"][1] | (sleep == 0))
+            with m.If(takes):  # the program's first matrix
+                m.d.sync += sleep.eq(config.wake_cycles)
+            with m.Elif(issue & field["rom"][0]):
+                m.d.sync += sleep.eq(config.wake_cycles - 1)
+            with m.Elif(running & (sleep != 0)):
+                m.d.sync += sleep.eq(sleep - 1)
 
         wait = Signal(range(_RESULT_WAIT + 1))
         m.d.comb += self.done_valid.eq(done)

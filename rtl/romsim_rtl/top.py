@@ -87,6 +87,7 @@ class Top(wiring.Component):
             n_words=len(words),
             n_inflight=n_inflight,
             ring_slots=self.h_sizes.context if self.h_sizes.is_ring else 0,
+            wake_cycles=target.power.wake_cycles,
         )
         lanes = target.vector.n_lanes
         members: dict[str, Any] = {

@@ -64,7 +64,7 @@ def _must_precede(i: Instruction, j: Instruction) -> bool:
 def test_nothing_of_a_token_overlaps_what_it_depends_on(n_tokens: int, random: object) -> None:
     program = build_prefill(SPEC, GROUPS, n_tokens, with_head=True)
     durations = [random.randint(1, 40) for _ in program.instructions]  # type: ignore[attr-defined]
-    times = issue_times(program.instructions, durations)
+    times = issue_times(program.instructions, durations, wake_cycles=0)
     # A token's matrix and adapter instructions of one input may run together; nothing else may.
     for j, after in enumerate(program.instructions):
         for i in range(j):
@@ -80,7 +80,12 @@ def test_issue_is_tight() -> None:
         return Instruction(op="norm", unit=unit, wait=wait, layer=0, token=0, slot=0)
 
     program = [at("V"), at("L", "V"), at("H"), at("V", "L", "H")]
-    assert issue_times(program, [10, 5, 40, 1]) == [(0, 10), (10, 15), (11, 51), (51, 52)]
+    assert issue_times(program, [10, 5, 40, 1], wake_cycles=0) == [
+        (0, 10),
+        (10, 15),
+        (11, 51),
+        (51, 52),
+    ]
 
 
 def test_prefill_overlaps_tokens() -> None:
@@ -90,6 +95,6 @@ def test_prefill_overlaps_tokens() -> None:
 
     def end(program: Program) -> int:
         durations = [cost.get(i.op, 20) for i in program.instructions]
-        return max(idle for _, idle in issue_times(program.instructions, durations))
+        return max(idle for _, idle in issue_times(program.instructions, durations, wake_cycles=0))
 
     assert end(two) < 2 * end(one)

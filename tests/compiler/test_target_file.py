@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from romsim_compiler.target import Power
 from romsim_compiler.target_file import list_targets, load_target, parse_target, write_target
 from romsim_models.errors import SpecError
 
@@ -127,3 +128,17 @@ def test_published_roma_words_hold_the_published_model_sizes() -> None:
     # 128 two-bit codes, one FP16 scale and one UInt2 zero point per word.
     assert target.array.word_bits == 128 * 2 + 16 + 2
     assert target.array.n_lanes == 2_097_152
+
+
+def test_power_gating_is_written_only_where_there_is_some() -> None:
+    assert "power" not in parse_target(SMALL, "chip.toml").to_json()
+    assert parse_target(SMALL + "\n[power]\nwake_cycles = 0\n", "chip.toml") == load_target("small")
+    gated = parse_target(SMALL + "\n[power]\nwake_cycles = 40\n", "chip.toml")
+    assert gated.power == Power(wake_cycles=40)
+    assert gated.to_json()["power"] == {"wake_cycles": 40}
+    assert parse_target(write_target(gated), "chip.toml") == gated
+    refused(
+        SMALL + "\n[power]\nwake_cycles = -1\n",
+        f"chip.toml:{len(SMALL.splitlines()) + 3}: power.wake_cycles must be valid, not -1: input "
+        f"should be greater than or equal to 0",
+    )

@@ -104,8 +104,8 @@ def test_unknown_technology_is_refused_with_the_nearest() -> None:
         (
             r'^style = "shared"$',
             'style = "plain"',
-            r"t\.toml: logic_rom must have the styles 'plain' and 'shared', not \['plain', "
-            r"'plain'\]",
+            r"t\.toml: logic_rom must have the styles 'plain', 'shared' and 'patterns', not "
+            r"\['plain', 'plain', 'patterns'\]",
         ),
         (
             r"\[\[0\.500, 0\.00968\], \[0\.650",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from romsim.design_point import DesignPoint
 from romsim_compiler.formats import WeightFormat, parse_format
-from romsim_compiler.target import Embedding, Formats, Schedule, Target
+from romsim_compiler.target import Embedding, Formats, Power, Schedule, Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import TINY
 from romsim_models.spec import ModelSpec
@@ -73,6 +73,7 @@ def random_target(rng: random.Random) -> Target:
             n_slots=rng.choice([1, 4]),
             n_batch=rng.choice([1, 2]),
         ),
+        power=Power(wake_cycles=rng.choice([0, 0, 1, 40, 700])),
         embedding=Embedding(
             input=rng.choice(["rom", "off-chip"]), head=rng.choice(["rom", "off-chip"])
         ),

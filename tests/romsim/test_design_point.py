@@ -193,5 +193,5 @@ def test_attention_of_each_token_in_flight_is_its_own() -> None:
     assert {
         d for i, d in zip(program.instructions, durations, strict=True) if i.op == "attn"
     } == set(attention)
-    times = issue_times(program.instructions, durations)
+    times = issue_times(program.instructions, durations, wake_cycles=0)
     assert point.prefill_cycles(2) == max(idle for _, idle in times) + target.latency.token

@@ -14,6 +14,7 @@ from romsim.energy_prices import Price
 from romsim.events import count_events
 from romsim_compiler.formats import parse_format
 from romsim_compiler.program import Instruction
+from romsim_compiler.target import Power
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology import GRADES, Range
 from romsim_models.errors import SpecError
@@ -121,6 +122,22 @@ def test_gating_lowers_power_step_by_step() -> None:
     )
     assert switching > 5 * isolated
     assert isolated > gated
+
+
+def test_waking_is_charged_and_keeps_the_next_matrix_on() -> None:
+    point = tom()
+    at_once = estimate_energy(point, 64, gating="gated")
+    charged = row(at_once, "leakage", "banks woken")
+    area = estimate_area(point.target, spec=point.spec).by_kind()["rom"].mid
+    share = point.rom_words / point.target.array.rom_rows
+    assert charged == pytest.approx(area * share * 0.0005)
+    waits = replace(point, target=replace(point.target, power=Power(wake_cycles=100)))
+    gated = estimate_energy(waits, 64, gating="gated")
+    assert row(gated, "leakage", "banks woken") == charged
+    leak = row(at_once, "leakage", "rom") * gated.cycles / at_once.cycles
+    assert row(gated, "leakage", "rom") > leak  # two matrices are on, not one
+    assert row(gated, "leakage", "rom") < row(estimate_energy(waits, 64), "leakage", "rom") / 5
+    assert "banks woken" not in {r.event for r in estimate_energy(waits, 64).rows}
 
 
 def test_idle_banks_switch_only_in_a_rom_of_logic() -> None:

@@ -12,7 +12,7 @@ from romsim.design_point import DesignPoint, adapter_ranks
 from romsim.throughput import decode_rates, profile_token, roofline, time_to_first_token
 from romsim_compiler.durations import attention_cycles
 from romsim_compiler.formats import parse_format
-from romsim_compiler.target import Target
+from romsim_compiler.target import Power, Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import SHAPES, TINY
 from tests.romsim.random_points import random_point
@@ -57,6 +57,20 @@ def test_stacks_of_a_token_sum_to_its_cycles_on_60_random_points() -> None:
         for share in profile.utilisation().values():
             assert 0 <= share <= 1
         json.dumps(profile.to_json(), allow_nan=False)
+
+
+def test_waiting_for_banks_is_a_share_of_its_own() -> None:
+    point = roma()
+    assert "wake" not in profile_token(point, 64).by_resource
+    before = 0
+    for wake in (1, 8, 64, 512):
+        gated = replace(point, target=replace(point.target, power=Power(wake_cycles=wake)))
+        profile = profile_token(gated, 64)
+        paid = profile.cycles - profile_token(point, 64).cycles
+        assert before <= profile.by_resource["wake"] <= wake * (1 + 4 * point.spec.n_layers + 1)
+        assert profile.by_resource["wake"] >= paid  # the path without waits is no longer one
+        assert paid >= wake  # the program's first matrix
+        before = profile.by_resource["wake"]
 
 
 def test_rows_of_a_profile_name_their_own_layer() -> None:

@@ -12,6 +12,7 @@ from romsim.rates import decode_rates
 from romsim.timeline import timeline_rows, write_timeline
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
+from tests.tiny_chips import compile_tiny, sized_target
 
 
 def test_rows_are_the_program_in_time(tiny: Description) -> None:
@@ -104,3 +105,26 @@ def test_position_outside_the_context_is_refused(position: int, tiny: Descriptio
     sentence = f"Position must be from 0 to 95 in {tiny.path}, not {position}"
     with pytest.raises(CapacityError, match=rf"^{re.escape(sentence)}$"):
         timeline_rows(tiny, position)
+
+
+def test_a_matrix_is_switched_on_when_the_one_before_is_read(tmp_path: Path) -> None:
+    chip = compile_tiny(
+        "tiny-int4", tmp_path / "chip", target=sized_target("small", wake_cycles=40)
+    )
+    rows = [row for row in timeline_rows(chip, 3) if row["op"] in ("embed", "matvec")]
+    assert [row["wake_cycle"] for row in rows] == [0, *(row["issue_cycle"] for row in rows[:-1])]
+    for row in rows:
+        assert int(str(row["issue_cycle"])) >= int(str(row["wake_cycle"])) + 40
+    assert {r["wake_cycle"] for r in timeline_rows(chip, 3) if r["unit"] == "H"} == {None}
+    path = tmp_path / "t.json"
+    write_timeline(chip, path, 3)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"][3] == "ROM banks waking"
+    waking = [e for e in events if e["ph"] == "X" and e["tid"] == 3]
+    assert [(e["name"], e["ts"], e["dur"]) for e in waking] == [
+        (row["operand"], row["wake_cycle"], 40) for row in rows
+    ]
+    with_banks_on = timeline_rows(compile_tiny("tiny-int4", tmp_path / "on"), 3)
+    assert "wake_cycle" not in with_banks_on[0]
+    paid = int(str(timeline_rows(chip, 3)[-1]["idle_cycle"]))
+    assert paid > int(str(with_banks_on[-1]["idle_cycle"]))

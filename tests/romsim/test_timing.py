@@ -10,7 +10,7 @@ from romsim_compiler.formats import parse_format
 from romsim_compiler.groups import build_groups
 from romsim_compiler.place import size_groups
 from romsim_compiler.schedule import build_decode
-from romsim_compiler.target import Target
+from romsim_compiler.target import Power, Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import SHAPES, TINY
 from romsim_models.spec import ModelSpec
@@ -70,6 +70,7 @@ def _random_target(rng: random.Random) -> Target:
             broadcast_cycles=rng.randint(0, 20),
             collect_cycles=rng.randint(0, 20),
         ),
+        power=Power(wake_cycles=rng.choice([0, 0, 1, 40, 700])),
     )
 
 

@@ -43,19 +43,25 @@ class Program:
         ]
         return [*words, pack({"op": OPS["end"]})]
 
-    def times(self) -> tuple[list[int], int]:
+    def times(self, wake_cycles: int) -> tuple[list[int], int]:
         """Cycle of each issue, and the one from which all units are idle."""
         idle = [0, 0, 0]
-        at = -1
+        at, awake = -1, wake_cycles
         issues = []
-        for unit, wait, duration, _, _ in self.items:
+        for (unit, wait, duration, _, _), noise in zip(self.items, self.noise, strict=True):
             at = max([at + 1, idle[unit], *(idle[u] for u in range(3) if wait >> u & 1)])
+            if noise["rom"] & 2:
+                at = max(at, awake)
+            if noise["rom"] & 1:
+                awake = at + wake_cycles
             idle[unit] = at + duration
             issues.append(at)
         return issues, max(idle)
 
 
-def make(seed: int, *, counter_bits: int = 9) -> tuple[list[Program], Sequencer]:
+def make(
+    seed: int, *, wake_cycles: int = 0, counter_bits: int = 9
+) -> tuple[list[Program], Sequencer]:
     rng = random.Random(seed)
     programs = [Program(rng, rng.randrange(1, 30), n) for n in (1, 1, 3)]
     words: list[int] = []
@@ -68,17 +74,20 @@ def make(seed: int, *, counter_bits: int = 9) -> tuple[list[Program], Sequencer]
         n_tokens=(1, 1, 3),
         n_words=len(words),
         n_inflight=3,
+        wake_cycles=wake_cycles,
         counter_bits=counter_bits,  # so few that they overflow
     )
     return programs, Sequencer(config=config, words=words)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "wake_cycles"), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 13), (6, 64)]
+)
 @pytest.mark.parametrize("stalls", [False, True])
 def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
-    seed: int, stalls: bool
+    seed: int, wake_cycles: int, stalls: bool
 ) -> None:
-    programs, dut = make(seed)
+    programs, dut = make(seed, wake_cycles=wake_cycles)
     rng = random.Random(seed + 100)
     fields_at = _places()
 
@@ -155,7 +164,7 @@ def test_instructions_issue_in_the_first_cycle_that_the_rule_allows(
                 assert not ctx.get(dut.cmd_ready)
                 seen += await tick()
                 assert cycle < begin + 3000
-            issues, end = program.times()
+            issues, end = program.times(wake_cycles)
             assert [(c - begin, u, d) for c, u, d, *_ in seen] == [
                 (at, unit, duration)
                 for at, (unit, _, duration, _, _) in zip(issues, program.items, strict=True)
