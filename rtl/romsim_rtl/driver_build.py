@@ -119,8 +119,8 @@ def build_chip(
     waves: list[str] = []
     if options.waves is not None:
         waves = [f"--trace-{options.waves}", "--trace-max-width", f"{_WAVE_WIDTH}"]
-    # These passes make selections of all banks' functions, each evaluated in every cycle, and take a
-    # time that grows with the square of a chip's gates.
+    # These passes make selections of all banks' functions, each evaluated in every cycle, and take
+    # a time that grows with the square of a chip's gates.
     logic = [] if options.logic_rom is None else ["-fno-dfg", "-fno-gate", "-fno-reorder"]
     with as_file(files("romsim_rtl").joinpath("cpp")) as cpp:
         # Verilator's FST writer wants LZ4 for signals' names; what it needs of it is here
