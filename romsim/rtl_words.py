@@ -210,13 +210,19 @@ class WordMap:
         size = elems + elems // MX_BLOCK
         index = np.concatenate((np.arange(n_codes), elems + np.arange(n_blocks)))
         if word.memory == "Q":
-            first, beat_of = word.address * sizes.head_blocks, 0
+            is_sink, head = divmod(word.address, sizes.n_heads)
+            first, beat_of = head * sizes.head_blocks, 0 if is_sink else sizes.sink_blocks
         else:
             head, inside = self._kv_place(word.address)
             first = head * sizes.head_blocks + inside * sizes.word_blocks
-            beat_of = sizes.n_q_blocks + (sizes.n_kv_blocks if word.memory == "V" else 0)
+            beat_of = (
+                sizes.sink_blocks
+                + sizes.n_q_blocks
+                + (sizes.n_kv_blocks if word.memory == "V" else 0)
+            )
         block = np.where(index < elems, index // MX_BLOCK, index - elems) + first + beat_of
         beats = -(-(sizes.n_q_blocks + 2 * sizes.n_kv_blocks) // sizes.n_groups)
+        beats += sizes.sink_blocks // sizes.n_groups
         # queries do not wait for the encoder of keys and values
         late = sizes.words.encode_cycles if word.memory == "Q" else 0
         cycles = word.idle - late - (beats - 1 - block // sizes.n_groups)
@@ -305,9 +311,12 @@ class WordMap:
         if bank.startswith("q"):
             memory, elems = "Q", sizes.head_dim
             bits = (sizes.n_entries * sizes.row_words - 1).bit_length() or 1
-            token = one.addresses >> bits
             entry, word = np.divmod(one.addresses & (1 << bits) - 1, sizes.row_words)
             head = self._head(entry, int(bank[1:]))
+            if sizes.sinks:  # the upper half is their query's
+                head = head + (one.addresses >> bits) * sizes.n_heads
+            else:
+                token = one.addresses >> bits
             where, first = head, word * sizes.word_blocks
         else:
             memory, elems = bank[0].upper(), sizes.word_elems

@@ -102,10 +102,16 @@ def compare_rtl_prompts(
     *,
     trace: bool = True,
     options: BuildOptions | None = None,
+    page_order: Sequence[int] | None = None,
     progress: Callable[[str, float], None] | None = None,
     **simulation: Any,
 ) -> RtlReport:
     """As `compare_rtl`, for prompts one after the other; ``simulation`` is for `RtlRun`.
+
+    Parameters
+    ----------
+    page_order
+        Order in which pages of the KV cache are taken, on both; values do not depend on it.
 
     Raises
     ------
@@ -122,11 +128,12 @@ def compare_rtl_prompts(
             description,
             options=options,
             trace=file,
+            page_order=page_order,
             progress=progress,
             **simulation,
         ) as chip:
             begun = time.monotonic()
-            comparison = _Comparison(description, chip, file, tally)
+            comparison = _Comparison(description, chip, file, tally, page_order)
             for prompt in prompts:
                 comparison.run(prompt, progress)
     n_tokens = sum(len(prompt.tokens) + prompt.n_new for prompt in prompts)
@@ -137,11 +144,20 @@ class _Comparison:
     """One chip on both machines, side by side."""
 
     def __init__(
-        self, description: Description, chip: RtlRun, file: Path | None, tally: Tally
+        self,
+        description: Description,
+        chip: RtlRun,
+        file: Path | None,
+        tally: Tally,
+        page_order: Sequence[int] | None,
     ) -> None:
         self._description, self._chip, self._tally = description, chip, tally
         self._words: list[SramWrite] = []
-        self._model = CycleModel(description, trace=None if file is None else self._words.append)
+        self._model = CycleModel(
+            description,
+            trace=None if file is None else self._words.append,
+            page_order=page_order,
+        )
         self._reader = None if file is None else TraceReader(file)
         self._map = WordMap(description)
         self._n_clipped = 0

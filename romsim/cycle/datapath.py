@@ -134,6 +134,12 @@ class Datapath:
         return SlotState.create(self._spec, self._context)
 
     @property
+    def sink_query(self) -> tuple[NDArray[np.int16], NDArray[np.int64]] | None:
+        """Codes [n_heads, width] and shifts of the last query for a window's sinks."""
+        unit = self._kv_unit
+        return unit.sink_query if unit is not None and unit.has_sink_query else None
+
+    @property
     def n_kv_rows(self) -> int:
         """Rows of a KV head in one layer, all tiles together; of the pool where there is one."""
         return self._context if self._kv_unit is None else self._kv_unit.n_rows

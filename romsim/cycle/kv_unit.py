@@ -109,6 +109,11 @@ class KvUnit:
         """Whether the sinks are read by a query of their own."""
         return self.kv.retention == "stream" and self.kv.sinks > 0
 
+    @property
+    def sink_query(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Codes [n_heads, width] and shifts of the last query for the sinks."""
+        return self._sink_codes, self._sink_shifts
+
     def code_sink_query(self, q: NDArray[np.int32], position: int, note: Note) -> int:
         """Rotate, scale and quantise the query for the sinks, in place; return the saturations."""
         spec, kv = self._spec, self.kv

@@ -49,7 +49,7 @@ class SramWrite:
         Tile of the word, or ``ALL_TILES``.
     address
         Word address. X, Y, D, O, LOGITS: number of the word of ``n_lanes`` elements. OL and Q:
-        head. XB: block. K, V: as the page has it.
+        head, the queries for sinks behind the others. XB: block. K, V: as the page has it.
     lane
         First element of the word that is written; a ``matvec`` may write a part of one.
     data
@@ -115,7 +115,7 @@ def kv_address(
 _TRACED = {
     "codec": ("int8", "int4", "int2", "fp16"),
     "retention": ("all", "stream"),
-    "layout": ("contiguous", "ring"),
+    "layout": ("contiguous", "ring", "paged"),
 }
 
 
@@ -214,9 +214,11 @@ class Tracer:
                 }.get(instruction.operand.rpartition(".")[2], spec.dim)
                 yield from self._beats("D", buffers.delta[:n_rows])
             case "rope":
-                for head in range(spec.n_heads):
-                    word = np.concatenate((buffers.q_codes[head], buffers.q_shifts[head]))
-                    yield "H", "Q", ALL_TILES, head, 0, word
+                queries = [(buffers.q_codes, buffers.q_shifts), datapath.sink_query]
+                for number, query in enumerate(queries):
+                    if query is not None:
+                        for head, word in enumerate(np.hstack(query)):
+                            yield "H", "Q", ALL_TILES, number * spec.n_heads + head, 0, word
                 yield from self._kv(instruction, flight, datapath, slot)
             case "attn":
                 yield from self._beats("O", buffers.sums[:, 0, : spec.head_dim].reshape(-1))

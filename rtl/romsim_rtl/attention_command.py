@@ -17,8 +17,10 @@ __all__ = [
     "command_signature",
     "delay",
     "delay_command",
+    "drive_tile",
     "held",
     "maximum_signature",
+    "merge_signature",
     "valid_chain",
 ]
 
@@ -26,8 +28,13 @@ OPERATIONS = ("qk", "mx", "ex", "pv", "mg")
 """Phases of an attention block: scores, maximum, exponentials, values, sum over tiles."""
 
 
-def command_signature(sizes: AttentionSizes) -> wiring.Signature:
+def command_signature(sizes: AttentionSizes, *, n_banks: int = 1) -> wiring.Signature:
     """Describe the command bus, controller to tiles.
+
+    Parameters
+    ----------
+    n_banks
+        Addresses in the bank, where tiles differ: the controller gives one for each colour.
 
     Members
     -------
@@ -41,6 +48,9 @@ def command_signature(sizes: AttentionSizes) -> wiring.Signature:
         A read begins and ends a word (qk, pv); if words are read by halves.
     full
         All lanes have a query head (qk); if a pass may have fewer.
+    sink, sink_end
+        In all tiles, or in those below the number of sinks modulo the tiles, the slot is a sink
+        (qk); if there are any.
     token
         In-flight index, selects the query buffer (qk); with several tokens in flight.
     bank
@@ -62,9 +72,12 @@ def command_signature(sizes: AttentionSizes) -> wiring.Signature:
         flags.append("full")
     if sizes.words.has_halves:
         flags += ["first_half", "last_half"]
+    if sizes.sinks:
+        flags += ["sink", "sink_end"]
     members: dict[str, Any] = {name: Out(1) for name in (*OPERATIONS, *flags)}
+    bank = Out(address_bits(sizes.bank_words))
     members |= {
-        "bank": Out(address_bits(sizes.bank_words)),
+        "bank": bank.array(n_banks) if n_banks > 1 else bank,
         "entry": Out(address_bits(sizes.n_entries)),
         "lane": Out(address_bits(sizes.heads_parallel)),
         "word": Out(address_bits(sizes.n_entries * sizes.row_words)),
@@ -91,6 +104,38 @@ def maximum_signature(sizes: AttentionSizes) -> wiring.Signature:
             "entry": Out(address_bits(sizes.n_entries)),
             "lane": Out(address_bits(sizes.heads_parallel)),
             "value": Out(MAX_BITS),
+        }
+    )
+
+
+def merge_signature(sizes: AttentionSizes) -> wiring.Signature:
+    """Describe the steps of the merge tree.
+
+    Members
+    -------
+    valid
+        There is a step.
+    load
+        The first of a beat: begin with the sum over the tiles.
+    join, level
+        Join with the stack's entry of this level (one-hot).
+    store, target
+        The last of a beat: put the result at this level (one-hot).
+    final
+        The last of a beat of the last block: the result is the output.
+    beat
+        Which beat of all query heads.
+    """
+    return wiring.Signature(
+        {
+            "valid": Out(1),
+            "load": Out(1),
+            "join": Out(1),
+            "level": Out(sizes.n_levels),
+            "store": Out(1),
+            "final": Out(1),
+            "target": Out(sizes.n_levels),
+            "beat": Out(address_bits(sizes.beats)),
         }
     )
 
@@ -136,6 +181,17 @@ def delay(
         (valid,) = valid_chain(m, valid, 1, f"{name}{index + 1}_v")[1:]
         current = after
     return valid, current
+
+
+def drive_tile(m: Module, command: Any, target: Any, colour: int) -> None:
+    """Connect a tile of a colour to the command bus."""
+    ours = {
+        path: value
+        for path, _, value in command.signature.flatten(command)
+        if path[0] != "bank" or path[1:] in ((), (colour,))
+    }
+    for path, _, value in target.signature.flatten(target):
+        m.d.comb += value.eq(ours[path] if path in ours else ours[*path, colour])
 
 
 def delay_command(m: Module, command: Any, cycles: int) -> Any:

@@ -10,14 +10,15 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import command_signature
+from romsim_rtl.attention_command import command_signature, merge_signature
 from romsim_rtl.attention_sizes import ATTN_CYCLES, BLOCK_CYCLES, AttentionSizes, log2
 from romsim_rtl.htile_scores import SCORE_CYCLES
 from romsim_rtl.htile_softmax import NUMERATOR_CYCLES
 from romsim_rtl.htile_values import VALUE_CYCLES
+from romsim_rtl.kv_pages import AttentionPages
 from romsim_rtl.memory import address_bits
 
-__all__ = ["MAXIMUM_CYCLES", "AttentionControl", "Phase", "merge_signature"]
+__all__ = ["MAXIMUM_CYCLES", "AttentionControl", "Phase"]
 
 START_CYCLES = 2
 """Cycles from ``start`` to the first command: the instruction, its base address."""
@@ -34,7 +35,7 @@ assert _SCORE_WAIT + _MAXIMUM_WAIT + _NUMERATOR_WAIT + _VALUE_WAIT == BLOCK_CYCL
 
 
 class Phase(IntEnum):
-    """State of the controller; ``WAIT_x`` lets x's pipeline run dry."""
+    """State of the controller; ``WAIT_x`` lets x's pipeline run dry, ``PAGES`` reads the table."""
 
     IDLE = 0
     SETUP = 1
@@ -48,38 +49,7 @@ class Phase(IntEnum):
     WAIT_PV = 9
     MERGE = 10
     FINISH = 11
-
-
-def merge_signature(sizes: AttentionSizes) -> wiring.Signature:
-    """Describe the steps of the merge tree.
-
-    Members
-    -------
-    valid
-        There is a step.
-    load
-        The first of a beat: begin with the sum over the tiles.
-    join, level
-        Join with the stack's entry of this level (one-hot).
-    store, target
-        The last of a beat: put the result at this level (one-hot).
-    final
-        The last of a beat of the last block: the result is the output.
-    beat
-        Which beat of all query heads.
-    """
-    return wiring.Signature(
-        {
-            "valid": Out(1),
-            "load": Out(1),
-            "join": Out(1),
-            "level": Out(sizes.n_levels),
-            "store": Out(1),
-            "final": Out(1),
-            "target": Out(sizes.n_levels),
-            "beat": Out(address_bits(sizes.beats)),
-        }
-    )
+    PAGES = 12
 
 
 class AttentionControl(wiring.Component):
@@ -100,6 +70,8 @@ class AttentionControl(wiring.Component):
         1 from the cycle after ``start`` until all results are written.
     command : Out(command_signature)
         To the tiles, before the broadcast registers.
+    r_en, r_page, r_number
+        Read port of the block table, if there is one.
     head : Out
         The head that ``command.mx`` is for.
     merge : Out(merge_signature)
@@ -108,14 +80,20 @@ class AttentionControl(wiring.Component):
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
         self.sizes = sizes
+        table: dict[str, Any] = {}
+        if sizes.block:
+            page = address_bits(sizes.n_pages)
+            table = {"r_en": Out(1), "r_page": Out(page), "r_number": In(page)}
+        n_banks = sizes.colours if sizes.block else 1
         super().__init__(
-            {
+            table
+            | {
                 "start": In(1),
                 "pos": In(address_bits(sizes.context)),
                 "layer": In(address_bits(sizes.n_layers)),
                 "token": In(address_bits(sizes.n_inflight)),
                 "busy": Out(1),
-                "command": Out(command_signature(sizes)),
+                "command": Out(command_signature(sizes, n_banks=n_banks)),
                 "head": Out(address_bits(sizes.n_heads)),
                 "merge": Out(merge_signature(sizes)),
             }
@@ -133,6 +111,7 @@ class AttentionControl(wiring.Component):
         self._index = Signal(sizes.n_levels, reset_less=True)
         self._base = Signal(bank_bits, reset_less=True)  # first slot of the block, KV head 0
         self._is_last = Signal()
+        self._begin = Phase.PAGES if sizes.block else Phase.QK
         block_rest = Signal(range(sizes.attn_block))
         self._slots = Signal(range(sizes.block_slots))  # slots of the block, less one
         m.d.comb += [
@@ -145,6 +124,9 @@ class AttentionControl(wiring.Component):
             m.d.comb += command.last_valid.eq(block_rest)
         if sizes.n_inflight > 1:
             m.d.comb += command.token.eq(self.token)
+        self._pages = AttentionPages(sizes=sizes) if sizes.block else None
+        if self._pages is not None:
+            self._read_pages(m, self._pages, block_rest)
         self._sweep(m)
         self._heads(m)
         self._merge(m)
@@ -153,7 +135,7 @@ class AttentionControl(wiring.Component):
         with m.If(phase == Phase.SETUP):
             base = Signal(bank_bits)
             m.d.comb += base.eq(self.layer * sizes.layer_words)
-            m.d.sync += [phase.eq(Phase.QK), self._rest.eq(self.pos), self._index.eq(0)]
+            m.d.sync += [phase.eq(self._begin), self._rest.eq(self.pos), self._index.eq(0)]
             m.d.sync += self._base.eq(base)
             self._rewind(m, base)
         hop = sizes.broadcast_cycles + sizes.collect_cycles
@@ -170,6 +152,20 @@ class AttentionControl(wiring.Component):
                     m.d.sync += [phase.eq(following), self._wait.eq(0)]
         return m
 
+    def _read_pages(self, m: Module, pages: AttentionPages, block_rest: Signal) -> None:
+        """Read the block table before a block's first sweep."""
+        m.submodules.pages = pages
+        m.d.comb += [
+            pages.setup.eq(self._phase == Phase.SETUP),
+            pages.reads.eq(self._phase == Phase.PAGES),
+            pages.rest.eq(block_rest),
+            self.r_en.eq(pages.r_en),
+            self.r_page.eq(pages.r_page),
+            pages.r_number.eq(self.r_number),
+        ]
+        with m.If((self._phase == Phase.PAGES) & pages.is_last):
+            m.d.sync += self._phase.eq(Phase.QK)
+
     def _rewind(self, m: Module, base: Any) -> None:
         """Prepare a sweep over all KV heads of a block that begins at an address."""
         m.d.sync += [self._row.eq(base), self._address.eq(base)]
@@ -177,8 +173,9 @@ class AttentionControl(wiring.Component):
     def _sweep(self, m: Module) -> None:
         """Sweep over entries, tokens and words (QK), tokens (EX), or words and tokens (PV)."""
         sizes, command, phase = self.sizes, self.command, self._phase
-        self._row = row = Signal(len(command.bank), reset_less=True)
-        self._address = address = Signal(len(command.bank), reset_less=True)
+        bank_bits = address_bits(sizes.bank_words)
+        self._row = row = Signal(bank_bits, reset_less=True)
+        self._address = address = Signal(bank_bits, reset_less=True)
         entry = Signal(len(command.entry))
         in_pass = Signal(address_bits(sizes.n_passes))
         tok = Signal(range(sizes.block_slots))
@@ -206,12 +203,29 @@ class AttentionControl(wiring.Component):
             command.last_tok.eq(last_tok),
             command.first_word.eq(word == 0),
             command.last_word.eq(last_word),
-            command.bank.eq(address),
             command.word.eq(words + word),
             command.slot.eq(slots + tok),
         ]
+        if self._pages is None:
+            m.d.comb += command.bank.eq(address)
+        else:
+            pages = self._pages
+            m.d.comb += [
+                pages.next_slot.eq(next_tok & ~last_tok),
+                pages.rewinds.eq(next_tok & last_tok),
+            ]
+            banks = command.bank if sizes.colours > 1 else [command.bank]
+            m.d.comb += [
+                bank.eq(row + words_in + word)
+                for bank, words_in in zip(banks, pages.words, strict=True)
+            ]
         if sizes.last_lanes < sizes.heads_parallel:
             m.d.comb += command.full.eq(~last_pass)
+        if sizes.sinks:
+            rows, rest = divmod(sizes.sinks, sizes.n_tiles)
+            place = (self._index << log2(sizes.block_slots)) + tok
+            m.d.comb += command.sink.eq(place < rows)
+            m.d.comb += command.sink_end.eq((place == rows) if rest else 0)
         # in a KV row the words of a token follow each other, and the tokens
         with m.If(next_tok):
             m.d.sync += tok.eq(Mux(last_tok, 0, tok + 1))
@@ -335,11 +349,15 @@ class AttentionControl(wiring.Component):
                 m.d.sync += beat.eq(beat + 1)
                 with m.If(beat == sizes.beats - 1):
                     base = Signal(len(self._base))
-                    m.d.comb += base.eq(self._base + sizes.block_slots * sizes.row_words)
+                    if self._pages is None:
+                        m.d.comb += base.eq(self._base + sizes.block_slots * sizes.row_words)
+                    else:  # rows are the pages'
+                        m.d.comb += base.eq(self._base)
+                        m.d.comb += self._pages.advance.eq(~self._is_last)
                     self._rewind(m, base)
                     m.d.sync += [
                         beat.eq(0),
-                        self._phase.eq(Mux(self._is_last, Phase.FINISH, Phase.QK)),
+                        self._phase.eq(Mux(self._is_last, Phase.FINISH, self._begin)),
                         self._rest.eq(self._rest - sizes.attn_block),
                         index.eq(index + 1),
                         self._base.eq(base),

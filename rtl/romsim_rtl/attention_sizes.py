@@ -66,6 +66,10 @@ class AttentionSizes:
         Whether the newest tokens take the slots of the oldest.
     codec
         Of the KV cache, one of `KV_WORDS`.
+    sinks
+        First slots, which are never taken and are read by a query of their own.
+    block
+        Slots of a page, whose row a block table gives; 0 where a slot's row is its number.
 
     Raises
     ------
@@ -89,6 +93,8 @@ class AttentionSizes:
     linear_frac: int = 16
     is_ring: bool = False
     codec: str = "int8"
+    sinks: int = 0
+    block: int = 0
 
     def __post_init__(self) -> None:
         for name in ("n_tiles", "n_lanes", "word_elems", "attn_block"):
@@ -163,6 +169,8 @@ class AttentionSizes:
             linear_frac=linear_frac,
             is_ring=target.kv.retention == "stream",
             codec=target.kv.codec,
+            sinks=target.kv.sinks,
+            block=target.kv.block,
         )
 
     @property
@@ -217,8 +225,39 @@ class AttentionSizes:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of the context in a tile."""
+        """Rows of a KV head in a tile: tokens of the context, or of all pages."""
+        if self.block:
+            return -(-self.n_pages // self.colours) * self.page_rows
         return -(-self.context // self.n_tiles)
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a token's slot or row is not its position's."""
+        return self.is_ring or self.block > 0
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of the pool, and of the longest sequence."""
+        return -(-self.context // self.block)
+
+    @property
+    def colours(self) -> int:
+        """Pages side by side in the tiles; a page keeps its number modulo this."""
+        return max(1, self.n_tiles // self.block)
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of a page in one tile."""
+        return max(1, self.block // self.n_tiles)
+
+    @property
+    def block_pages(self) -> int:
+        """Pages of one colour that an attention block meets at most."""
+        if self.colours > 1:
+            return self.block_slots
+        if self.attn_block % self.block == 0 or self.block % self.attn_block == 0:
+            return max(1, self.attn_block // self.block)
+        return (self.attn_block + self.block - 2) // self.block + 1
 
     @property
     def block_slots(self) -> int:
@@ -249,6 +288,11 @@ class AttentionSizes:
     def n_kv_blocks(self) -> int:
         """Blocks of 32 in all key heads."""
         return self.n_kv_heads * self.head_blocks
+
+    @property
+    def sink_blocks(self) -> int:
+        """Blocks on the broadcast bus, in whole beats, of the sinks' queries, which come first."""
+        return self.beats * self.n_groups if self.sinks else 0
 
     @property
     def beats(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -80,8 +80,11 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
 
 
 def query_bits(sizes: AttentionSizes) -> int:
-    """Address bits of the query buffer: in-flight index above the word of an entry."""
-    word = address_bits(sizes.n_entries * sizes.row_words)
+    """Address bits of the query buffer: in-flight index above the word of an entry.
+
+    With sinks, one bit for their query; there one token is in flight.
+    """
+    word = address_bits(sizes.n_entries * sizes.row_words) + (sizes.sinks > 0)
     return word + (address_bits(sizes.n_inflight) if sizes.n_inflight > 1 else 0)
 
 
@@ -99,6 +102,8 @@ class BroadcastWriter(wiring.Component):
     -------
     bc_* : In
         The bus.
+    rows : In, for each token in flight
+        Its row in the tile, where a block table gives it.
     write : Out(write_signature)
         The writes, one cycle later.
     """
@@ -106,17 +111,22 @@ class BroadcastWriter(wiring.Component):
     def __init__(self, *, sizes: AttentionSizes, block_bits: int) -> None:
         self.sizes = sizes
         members = broadcast_members(sizes, block_bits=block_bits)
+        if sizes.block:
+            members["rows"] = In(address_bits(sizes.tile_tokens)).array(sizes.n_inflight)
         super().__init__(members | {"write": Out(write_signature(sizes))})
 
     def _places(self) -> tuple[list[int], dict[str, slice]]:
-        """Table of all blocks of q | k | v: one-hot lane, q word, word of a KV row, block."""
+        """Table of all blocks of q | k | v: one-hot lane, q word, word of a KV row, block.
+
+        With sinks, their queries come before, in whole beats.
+        """
         sizes = self.sizes
         lanes = sizes.heads_parallel
         widths = {
             "lane": lanes,
             "is_k": 1,
             "is_v": 1,
-            "word": address_bits(sizes.n_entries * sizes.row_words),
+            "word": address_bits(sizes.n_entries * sizes.row_words) + (sizes.sinks > 0),
             "offset": address_bits(sizes.layer_words),
             "block": address_bits(sizes.word_blocks),
         }
@@ -140,6 +150,10 @@ class BroadcastWriter(wiring.Component):
                     "offset": head * sizes.kv_row + word,
                 }
             rows.append(sum(value << fields[name].start for name, value in values.items()))
+        if sizes.sinks:
+            sink = 1 << fields["word"].stop - 1
+            queries = [row | sink for row in rows[: sizes.n_q_blocks]]
+            rows = queries + [0] * (sizes.sink_blocks - len(queries)) + rows
         return rows, fields
 
     def elaborate(self, platform: Any) -> Module:
@@ -149,10 +163,10 @@ class BroadcastWriter(wiring.Component):
         rows, fields = self._places()
         valid = Signal()
         m.d.comb += valid.eq(self.bc_kind == QKV)
-        base = (
-            self.bc_layer * sizes.layer_words
-            + (self.bc_pos >> log2(sizes.n_tiles)) * sizes.row_words
-        )
+        row: Any = self.bc_pos >> log2(sizes.n_tiles)
+        if sizes.block:
+            row = Array(self.rows)[self.bc_token[: address_bits(sizes.n_inflight)]]
+        base = self.bc_layer * sizes.layer_words + row * sizes.row_words
         for bank in range(sizes.n_banks):
             table = Memory(shape=unsigned(fields["block"].stop), depth=len(rows), init=rows)
             m.submodules[f"places{bank}"] = table

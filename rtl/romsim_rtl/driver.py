@@ -87,6 +87,9 @@ class RtlRun:
     sram_seed
         Fill memories and registers with random contents of this seed, which needs
         ``options.trace``; 0 without.
+    page_order
+        Physical pages in the order in which a sequence takes them, where its KV cache has a block
+        table; ascending if ``None``.
     images
         Folder of ROM images to read in place of the description's own: faults, for a test.
     limit
@@ -97,8 +100,8 @@ class RtlRun:
     Raises
     ------
     SpecError
-        If the description has no images, the RTL has no hardware for it, or a file is asked for
-        that the build cannot write.
+        If the description has no images, the RTL has no hardware for it, a file is asked for that
+        the build cannot write, or the order of pages is no permutation of those that there are.
     ToolError
         If the build fails or the simulation ends before its time.
     """
@@ -111,6 +114,7 @@ class RtlRun:
         trace: Path | None = None,
         waves: tuple[Path, int, int] | None = None,
         sram_seed: int | None = None,
+        page_order: Sequence[int] | None = None,
         images: Path | None = None,
         limit: int = 1 << 40,
         progress: Progress | None = None,
@@ -126,6 +130,7 @@ class RtlRun:
                     f"{name} must be asked of a build that has it, not of one with "
                     f"{option}={getattr(options, option)}; set BuildOptions({option}={remedy})"
                 )
+        table = _block_table(description, page_order)
         self.description = description
         self.build: ChipBuild = build_chip(description, options, progress=progress)
         arguments = [f"+romdir={images or self.build.images}", "+rombin", "--limit", str(limit)]
@@ -149,6 +154,8 @@ class RtlRun:
         self._bases = adapter_bases(description)
         if self._bases:
             self._load_adapters()
+        if table:
+            self._send("pages " + " ".join(f"{page} {number}" for page, number in table))
 
     def __enter__(self) -> RtlRun:
         """Give the run itself."""
@@ -312,3 +319,36 @@ class RtlRun:
             f"Simulation of {self.description.name!r} must go on until it is closed, "
             f"not end with status {status}; it said {said[-300:]!r}"
         )
+
+
+def _block_table(description: Description, order: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Return (logical page, physical page) of a sequence that takes pages in an order.
+
+    The next free page of a logical page's colour, as sequences of the cycle model take them.
+    """
+    sizes = AttentionSizes.of(
+        description.target,
+        description.spec,
+        context=description.context,
+        linear_frac=description.numerics.linear_frac,
+    )
+    if not sizes.block:
+        if order is not None:
+            raise SpecError(
+                f"Order of pages must be given with KV layout paged, not with "
+                f"{description.target.kv.layout!r}"
+            )
+        return []
+    pages = list(range(sizes.n_pages)) if order is None else [int(page) for page in order]
+    if sorted(pages) != list(range(sizes.n_pages)):
+        raise SpecError(
+            f"Order of pages must be a permutation of 0 to {sizes.n_pages - 1}, not {pages!r}"
+        )
+    colours = [
+        [page for page in pages if page % sizes.colours == colour]
+        for colour in range(sizes.colours)
+    ]
+    return [
+        (page, colours[page % sizes.colours][page // sizes.colours])
+        for page in range(sizes.n_pages)
+    ]

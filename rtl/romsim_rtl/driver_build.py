@@ -116,6 +116,8 @@ def build_chip(
     flags = ["-DROMSIM_TRACE"] if options.trace else []
     if description.manifest["adapters"]:
         flags.append("-DROMSIM_LORA")
+    if description.target.kv.layout == "paged":
+        flags.append("-DROMSIM_PAGES")
     waves: list[str] = []
     if options.waves is not None:
         waves = [f"--trace-{options.waves}", "--trace-max-width", f"{_WAVE_WIDTH}"]

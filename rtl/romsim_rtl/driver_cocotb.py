@@ -216,6 +216,11 @@ def build_cocotb(description: Description, *, opt: str = "-O3") -> CocotbBuild:
     ToolError
         If a tool is missing or the build fails.
     """
+    if description.target.kv.layout == "paged":
+        raise SpecError(
+            "KV layout of a chip in cocotb must be contiguous or ring, not 'paged', whose block "
+            "table this host does not write; use romsim_rtl.driver"
+        )
     sources, images = chip_sources(description)
     host = make_safe_folder() / f"host-{sources[0].parent.name}.sv"
     aside = host.with_suffix(f".{os.getpid()}")

@@ -8,22 +8,35 @@ from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import delay, delay_command
+from romsim_rtl.attention_command import delay, delay_command, drive_tile
 from romsim_rtl.attention_control import AttentionControl
 from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
 from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
 from romsim_rtl.htile import HTile
+from romsim_rtl.kv_pages import PageTable
 from romsim_rtl.lora_side import LoraSide, configuration_members, drive
 from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.memory import Sram, address_bits, replicate
 from romsim_rtl.merge import MergeTree
 from romsim_rtl.primitives import add_tree
 
-__all__ = ["TILE_MODULE", "HSide"]
+__all__ = ["TILE_MODULE", "HSide", "page_members"]
 
 TILE_MODULE = "romsim_htile"
 """Verilog module of a tile, emitted once."""
+
+
+def page_members(sizes: AttentionSizes) -> dict[str, Any]:
+    """List the members of the block table's write port.
+
+    Members
+    -------
+    page_en, page_index, page_number
+        Write; logical page; physical page.
+    """
+    page = address_bits(sizes.n_pages)
+    return {"page_en": In(1), "page_index": In(page), "page_number": In(page)}
 
 
 class HSide(wiring.Component):
@@ -44,8 +57,11 @@ class HSide(wiring.Component):
     -------
     start, instr, pos, busy
         Issue; ``pos`` is valid with ``start``.
-    slot : In
-        Slot of the running program's token, where slots are reused.
+    slot, begins : In
+        Slot of the running program's first token, where slots are reused or lie in pages; its
+        first cycle, where they lie in pages.
+    page_* : In
+        `page_members`: writes of the block table, between programs.
     bc_* : In
         Broadcast from unit V, after its registers. A block is written at the end of the cycle
         after the one in which it comes.
@@ -97,8 +113,10 @@ class HSide(wiring.Component):
             "d_valid": Out(1),
             "sat_count": Out(32),
         }
-        if sizes.is_ring:
+        if sizes.wants_slots:
             members["slot"] = In(address_bits(sizes.context))
+        if sizes.block:
+            members |= {"begins": In(1)} | page_members(sizes)
         members |= broadcast_members(sizes, block_bits=block_bits)
         if lora is not None:
             members |= {"is_adapted": In(1), "adapter_base": In(20)} | configuration_members()
@@ -156,11 +174,16 @@ class HSide(wiring.Component):
             lambda: HTile(sizes=sizes, lora=self.lora),
             sizes.n_tiles,
         )
+        if sizes.block:
+            self._pages(m, control, writer)
         command = delay_command(m, control.command, sizes.broadcast_cycles)
         for index, tile in enumerate(tiles):
             if sizes.n_tiles > 1:
                 m.d.comb += tile.tile.eq(index)
-            drive(m, command, tile.command)
+            if sizes.block and sizes.colours > 1:
+                drive_tile(m, command, tile.command, index // sizes.block)
+            else:
+                drive(m, command, tile.command)
             drive(m, writer.write, tile.write)
         maximum = self._maximum(m, control, tiles)
         tree = self._merge(m, control, tiles, maximum)
@@ -178,6 +201,22 @@ class HSide(wiring.Component):
             m.d.comb += self.busy.eq(control.busy | side.busy)
         m.d.sync += self.sat_count.eq(add_tree(clips)[:32])
         return m
+
+    def _pages(self, m: Module, control: Any, writer: Any) -> None:
+        """Add the block table."""
+        m.submodules.pages = pages = PageTable(sizes=self.sizes)
+        m.d.comb += [
+            pages.w_en.eq(self.page_en),
+            pages.w_page.eq(self.page_index),
+            pages.w_number.eq(self.page_number),
+            pages.begins.eq(self.begins),
+            pages.slot.eq(self.slot),
+            pages.r_en.eq(control.r_en),
+            pages.r_page.eq(control.r_page),
+            control.r_number.eq(pages.r_number),
+        ]
+        for token in range(self.sizes.n_inflight):
+            m.d.comb += writer.rows[token].eq(pages.rows[token])
 
     def _broadcast(self, m: Module, part: Any) -> None:
         """Hand the broadcast bus to a part."""

@@ -196,6 +196,13 @@ class HTile(wiring.Component):
         q_addr = command.word
         if sizes.n_inflight > 1:
             q_addr = Cat(command.word, command.token)
+        if sizes.sinks:
+            is_sink = Signal()
+            m.d.comb += is_sink.eq(command.sink)
+            if sizes.n_tiles > 1:
+                is_end = command.sink_end & (self.tile < sizes.sinks % sizes.n_tiles)
+                m.d.comb += is_sink.eq(command.sink | is_end)
+            q_addr = Cat(command.word, is_sink)
         reads = {"k": command.qk, "v": command.pv}
         if sizes.words.has_halves:
             seconds = {f"{kind}_second": en & ~command.first_half for kind, en in reads.items()}

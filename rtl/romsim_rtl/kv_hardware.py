@@ -11,7 +11,7 @@ __all__ = ["KV_HARDWARE", "check_kv_hardware"]
 KV_HARDWARE = {
     "codec": ("int8", "int4", "int2", "fp16"),
     "retention": ("all", "stream"),
-    "layout": ("contiguous", "ring"),
+    "layout": ("contiguous", "ring", "paged"),
 }
 """Values of each axis that unit H is built for, in any combination; the plain cache's first."""
 
@@ -24,11 +24,6 @@ def check_kv_hardware(kv: KvConfig) -> None:
     SpecError
         With the first axis whose choice has none.
     """
-    if kv.sinks:
-        raise SpecError(
-            f"kv.sinks of an RTL target must be 0, not {kv.sinks}, for which there is no hardware "
-            f"yet; compile with --kv sinks=0"
-        )
     for axis, built in KV_HARDWARE.items():
         found = getattr(kv, axis)
         if found not in built:

@@ -9,8 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import delay
-from romsim_rtl.attention_control import merge_signature
+from romsim_rtl.attention_command import delay, merge_signature
 from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
 from romsim_rtl.exact_shift import round_shift_exact
 from romsim_rtl.htile_values import SUM_BITS

@@ -39,9 +39,11 @@ class SequencerConfig:
         Words of the program ROM.
     n_inflight
         Tokens of the longest program.
-    ring_slots
-        Slots of the KV cache where the newest tokens take those of the oldest; 0 where a token's
-        slot is its position.
+    n_slots
+        Slots of the KV cache where it wants a token's slot from here; else 0.
+    is_ring, sinks
+        Whether the newest tokens take the slots of the oldest, but for the first ``sinks``; else
+        a token's slot is its position.
     wake_cycles
         From the switching on of a matrix's banks to the first read of them.
     counter_bits
@@ -57,7 +59,9 @@ class SequencerConfig:
     n_tokens: tuple[int, ...]
     n_words: int
     n_inflight: int
-    ring_slots: int = 0
+    n_slots: int = 0
+    is_ring: bool = False
+    sinks: int = 0
     wake_cycles: int = 0
     counter_bits: int = 48
 
@@ -77,7 +81,7 @@ class SequencerConfig:
                 f"programs of the sequencer must have from 1 to {min(self.n_inflight, 8)} tokens, "
                 f"not {max(self.n_tokens)!r}"
             )
-        if self.ring_slots and max(self.n_tokens) > 1:
+        if self.is_ring and max(self.n_tokens) > 1:
             raise SpecError(
                 f"programs of a sequencer whose slots are reused must have 1 token, not "
                 f"{max(self.n_tokens)!r}"
@@ -111,7 +115,9 @@ class Sequencer(wiring.Component):
     start_v, start_l, start_h, instr, pos
         Issue.
     slot
-        Slot of the running program's token, where slots are reused.
+        Slot of the running program's first token, where the KV cache wants it.
+    begins
+        The first cycle of a program, where the KV cache wants slots.
     start_embed, token
         ``embed`` is issued to unit V; its token.
     is_adapted, adapter_base
@@ -143,8 +149,8 @@ class Sequencer(wiring.Component):
             "is_adapted": Out(1),
             "adapter_base": Out(20),
         }
-        if config.ring_slots:
-            members["slot"] = Out(address_bits(config.ring_slots))
+        if config.n_slots:
+            members |= {"slot": Out(address_bits(config.n_slots)), "begins": Out(1)}
         members |= {f"start_{unit}": Out(1) for unit in "vlh"}
         members |= {f"busy_{unit}": In(1) for unit in "vlh"}
         counted = ("cycles", "wait", "v", "l", "h", "issued")
@@ -222,12 +228,16 @@ class Sequencer(wiring.Component):
         with m.If(running & is_end & (busy == 0)):
             m.d.sync += [running.eq(0), finishing.eq(1), wait.eq(_RESULT_WAIT)]
             m.d.sync += position.eq(position + length)
-        if config.ring_slots:
+        if config.n_slots:
+            m.d.sync += self.begins.eq(takes)
+        if config.n_slots and not config.is_ring:
+            m.d.comb += self.slot.eq(position)
+        elif config.is_ring:
             with m.If(takes & self.cmd_reset):
                 m.d.sync += self.slot.eq(0)
             with m.Elif(running & is_end & (busy == 0)):
-                is_last = self.slot == config.ring_slots - 1
-                m.d.sync += self.slot.eq(Mux(is_last, 0, self.slot + 1))
+                is_last = self.slot == config.n_slots - 1
+                m.d.sync += self.slot.eq(Mux(is_last, config.sinks, self.slot + 1))
         with m.If(finishing):
             m.d.sync += wait.eq(wait - 1)
             with m.If(wait == 1):

@@ -15,7 +15,7 @@ from romsim_rtl.argmax import ARGMAX_CYCLES
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
 from romsim_rtl.encoding import first_row
-from romsim_rtl.hside import HSide
+from romsim_rtl.hside import HSide, page_members
 from romsim_rtl.kv_hardware import check_kv_hardware
 from romsim_rtl.lora_side import configuration_members
 from romsim_rtl.lora_sizes import LORA_CYCLES, LORA_OFF_CYCLES
@@ -48,6 +48,8 @@ class Top(wiring.Component):
         The adapter of a command; where adapters are resident.
     cfg_kind, cfg_tile, cfg_addr, cfg_chunk, cfg_data : In
         Loading of adapters between programs; see `romsim_rtl.lora_side.configuration_members`.
+    page_en, page_index, page_number : In
+        An entry of the block table, between programs; where there is one.
     done_valid, done_ready, done_token : Out(1), In(1), Out(20)
         A program is over, and the lowest token among those with the largest logit; it stands
         until the next program with an LM head ends.
@@ -86,7 +88,9 @@ class Top(wiring.Component):
             n_tokens=(1, 1, n_inflight, n_inflight),
             n_words=len(words),
             n_inflight=n_inflight,
-            ring_slots=self.h_sizes.context if self.h_sizes.is_ring else 0,
+            n_slots=self.h_sizes.context if self.h_sizes.wants_slots else 0,
+            is_ring=self.h_sizes.is_ring,
+            sinks=self.h_sizes.sinks,
             wake_cycles=target.power.wake_cycles,
         )
         lanes = target.vector.n_lanes
@@ -111,6 +115,8 @@ class Top(wiring.Component):
         self.lora = lora_sizes(description)
         if self.lora is not None:
             members |= {"cmd_adapted": In(1), "cmd_adapter": In(20)} | configuration_members()
+        if self.h_sizes.block:
+            members |= page_members(self.h_sizes)
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -168,10 +174,15 @@ class Top(wiring.Component):
         m.d.comb += [
             v.pos.eq(sequencer.pos),
             h.pos.eq(sequencer.pos),
-            *([h.slot.eq(sequencer.slot)] if self.h_sizes.is_ring else []),
             l_side.embed.eq(sequencer.start_embed),
             l_side.row.eq(sequencer.token),
         ]
+        if self.h_sizes.wants_slots:
+            m.d.comb += h.slot.eq(sequencer.slot)
+        if self.h_sizes.block:
+            m.d.comb += h.begins.eq(sequencer.begins)
+            for name in page_members(self.h_sizes):
+                m.d.comb += getattr(h, name).eq(getattr(self, name))
         self._buses(m, v, l_side, h)
         self._host(m, sequencer, v, l_side, h)
         return m

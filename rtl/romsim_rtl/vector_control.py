@@ -74,6 +74,9 @@ class VectorSizes:
         Register stages of the wires to and from the tiles.
     encode_cycles
         Cycles that keys and values take longer to be encoded than queries.
+    sink_position
+        Largest position of the query that reads a window's sinks; 0 where there is
+        one query only.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class VectorSizes:
     broadcast_cycles: int
     collect_cycles: int
     encode_cycles: int = 0
+    sink_position: int = 0
 
     def __post_init__(self) -> None:
         if self.n_lanes not in (32, 64, 128, 256, 512):
@@ -109,6 +113,11 @@ class VectorSizes:
             raise SpecError(
                 f"n_inflight of the RTL must be from 1 to 8, not {self.n_inflight!r}; "
                 "the instruction's token field has 3 bits"
+            )
+        if self.sink_position and self.n_inflight > 1:
+            raise SpecError(
+                f"n_inflight of an RTL target with sinks must be 1, not {self.n_inflight!r}; "
+                "a window's slots are used anew"
             )
 
     @property
@@ -129,6 +138,26 @@ class VectorSizes:
     def beats(self, length: int) -> int:
         """Return beats of a vector."""
         return -(-length // self.n_lanes)
+
+    @property
+    def sink_beats(self) -> int:
+        """Beats of the query for the sinks, before those of queries, keys and values."""
+        return self.beats(self.q_dim) if self.sink_position else 0
+
+    @property
+    def rope_beats(self) -> int:
+        """Beats of rope."""
+        return self.sink_beats + self.beats(self.qkv_rows)
+
+    @property
+    def n_turns(self) -> int:
+        """Cycles in which the angles of one position are computed."""
+        return -(-self.head_dim // 2 // self.n_groups)
+
+    def lanes_of(self, length: int) -> int:
+        """Return the mask of the lanes that count in a vector's last beat."""
+        rest = length % self.n_lanes or self.n_lanes
+        return (1 << rest) - 1
 
 
 class VectorControl(wiring.Component):
@@ -160,12 +189,17 @@ class VectorControl(wiring.Component):
         Number of the result's last beat.
     tail : Out(n_lanes)
         Lanes that count in that beat, valid from age 2 on.
+    at_sinks, c1_own : Out
+        With a query for the sinks, whose angles and beats come first: whether ``run1`` is at
+        them, and its counter within them or behind them.
     """
 
     def __init__(self, *, sizes: VectorSizes) -> None:
         self.sizes = sizes
         longest = max(2 * sizes.hidden_dim, sizes.qkv_rows, sizes.dim) // sizes.n_lanes + 4
-        self.counter_bits = max(longest, sizes.n_heads).bit_length() + 1
+        n_angles = sizes.n_turns * (2 if sizes.sink_position else 1)
+        most = max(longest, sizes.n_heads, sizes.rope_beats, n_angles)
+        self.counter_bits = most.bit_length() + 1
         counter = unsigned(self.counter_bits)
         members: dict[str, Any] = {
             "start": In(1),
@@ -180,6 +214,8 @@ class VectorControl(wiring.Component):
         members |= {f"is_{op}": Out(1) for op in LATENCY}
         for run in "12":
             members |= {f"run{run}": Out(1), f"c{run}": Out(counter), f"last{run}": Out(1)}
+        if sizes.sink_position:
+            members |= {"at_sinks": Out(1), "c1_own": Out(counter)}
         for name in _KEPT:
             bits, is_signed = FIELDS[name]
             members[name] = Out(signed(bits) if is_signed else unsigned(bits))
@@ -260,9 +296,9 @@ class VectorControl(wiring.Component):
         bits = self.counter_bits
         hop = sizes.broadcast_cycles
         normed = ((word["n_cols"] + sizes.n_lanes - 1) >> (sizes.n_lanes - 1).bit_length())[:12]
-        rope, attended = sizes.beats(sizes.qkv_rows), sizes.beats(sizes.q_dim)
+        rope, attended = sizes.rope_beats, sizes.beats(sizes.q_dim)
         gated, resid = sizes.beats(sizes.hidden_dim), sizes.beats(sizes.dim)
-        n_turns = -(-sizes.head_dim // 2 // sizes.n_groups)
+        n_turns = sizes.n_turns * (2 if sizes.sink_position else 1)
         read = word["planes"] * sizes.row_words
         row = Mux(read > resid, read, resid)
         cycles = {
@@ -303,6 +339,7 @@ class VectorControl(wiring.Component):
         m.d.comb += [self.n_last.eq(n_last), self.second.eq(second_age)]
 
         run1, run2 = Signal(), Signal()
+        self._sinks(m, running["sincos"])
         c1 = Signal(bits, reset_less=True)
         c2 = Signal(bits, reset_less=True)
         last1, last2 = Signal(), Signal()
@@ -326,6 +363,16 @@ class VectorControl(wiring.Component):
             *(self.run1.eq(run1), self.c1.eq(c1), self.last1.eq(last1)),
             *(self.run2.eq(run2), self.c2.eq(c2), self.last2.eq(last2)),
         ]
+
+    def _sinks(self, m: Module, is_sincos: Signal) -> None:
+        """Tell the first part of a run of sincos or rope, which is the sinks' query's."""
+        sizes = self.sizes
+        if sizes.sink_position:
+            n_first = Mux(is_sincos, sizes.n_turns, sizes.sink_beats)
+            m.d.comb += [
+                self.at_sinks.eq(self.c1 < n_first),
+                self.c1_own.eq(Mux(self.at_sinks, self.c1, self.c1 - n_first)),
+            ]
 
 
 def check_latency(latency: Latency) -> None:

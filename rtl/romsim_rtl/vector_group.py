@@ -66,6 +66,8 @@ class GroupConfig:
         Of the KV cache, one of `KV_WORDS`.
     reciprocals
         Table ``RCP``.
+    has_sink_query
+        Whether rope rotates queries once more, for a window's sinks.
     """
 
     x_depth: int
@@ -81,6 +83,7 @@ class GroupConfig:
     embed: EmbedWord
     codec: str
     reciprocals: Sequence[int]
+    has_sink_query: bool = False
 
 
 class VectorGroup(wiring.Component):
@@ -99,6 +102,8 @@ class VectorGroup(wiring.Component):
         Stages of the main stream, and of the first pass of a norm.
     sum_en, u1 : In(1)
         A word of Y and D is there; one cycle later: it was of the up half.
+    at_sinks : In(1)
+        The word of Y and D is for the sinks' query; if there is one.
     in_mask, out_mask : In(32)
         Lanes that count in the words that arrive, and in the result that is loaded.
     res_en, v_valid, v_quant, v_x, v_y : In(1)
@@ -142,6 +147,8 @@ class VectorGroup(wiring.Component):
         members |= {"n_right": In(6), "gain_right": In(6)}
         # rope
         members |= {"is_q": In(1), "turns": In(1)}
+        if config.has_sink_query:
+            members["at_sinks"] = In(1)
         members |= {"sc_r_en": In(1), "sc_r_addr": In(address_bits(config.sc_depth))}
         members |= {"sc_w_en": In(1), "sc_w_addr": In(address_bits(config.sc_depth))}
         members |= {"sc_w_mask": In(_PAIRS), "sc_w_data": In(2 * _ANGLE_BITS * _PAIRS)}
@@ -176,6 +183,8 @@ class VectorGroup(wiring.Component):
         ]
         with m.If(self.sum_en):
             for lane, (total, is_clipped) in enumerate(totals):
+                if config.has_sink_query:  # the same sums come again and are counted then
+                    is_clipped = is_clipped & ~self.at_sinks
                 m.d.sync += [
                     sums[lane].eq(Mux(self.in_mask[lane], total, 0)),
                     sum_clips[lane].eq(is_clipped & self.in_mask[lane]),

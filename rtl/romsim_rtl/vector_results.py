@@ -55,7 +55,10 @@ def build_results(
         m.d.sync += beat.eq(0)
     with m.Elif(own):
         m.d.sync += beat.eq(beat + 1)
-    whole = Const((1 << sizes.n_lanes) - 1, sizes.n_lanes)
+    whole: Any = Const((1 << sizes.n_lanes) - 1, sizes.n_lanes)
+    if sizes.sink_position:
+        ends = control.is_rope & (beat == sizes.sink_beats - 1)
+        whole = Mux(ends, sizes.lanes_of(sizes.q_dim), whole)
     mask = Signal(sizes.n_lanes, name="result_mask")
     m.d.comb += mask.eq(
         Mux(
@@ -112,7 +115,7 @@ def build_broadcast(
     for after, before in zip(chain, (results.quantised, *chain), strict=False):
         m.d.sync += after.eq(before)
     ready: Any = chain[-1]
-    beat, mask = _count_blocks(m, control, ready, sizes.n_groups, "broadcast_beat")
+    beat, mask = _count_blocks(m, control, ready, sizes, "broadcast_beat")
     codes: list[Any] = [group.codes for group in groups]
     more: dict[str, list[Any]] = {}
     if KV_WORDS[unit.codec].has_halves:
@@ -162,7 +165,7 @@ def build_broadcast(
 
 
 def _count_blocks(
-    m: Module, control: Any, ready: Any, n_groups: int, name: str
+    m: Module, control: Any, ready: Any, sizes: VectorSizes, name: str
 ) -> tuple[Signal, Any]:
     """Count beats that are ready; return the number of this one, and its blocks that count."""
     beat = Signal.like(control.c1, name=name, reset_less=True)
@@ -171,8 +174,15 @@ def _count_blocks(
     with m.Elif(ready):
         m.d.sync += beat.eq(beat + 1)
     # a block counts if its first lane does
+    n_groups = sizes.n_groups
     tail = Cat(control.tail[32 * index] for index in range(n_groups))
-    return beat, Mux(beat == control.n_last, tail, Const((1 << n_groups) - 1, n_groups))
+    whole: Any = Const((1 << n_groups) - 1, n_groups)
+    if sizes.sink_position:
+        last = sizes.lanes_of(sizes.q_dim)
+        present = sum((last >> 32 * index & 1) << index for index in range(n_groups))
+        ends = control.is_rope & (beat == sizes.sink_beats - 1)
+        whole = Mux(ends, Const(present, n_groups), whole)
+    return beat, Mux(beat == control.n_last, tail, whole)
 
 
 def _add_encoded(
@@ -193,14 +203,15 @@ def _add_encoded(
     tuple
         As given: whether a beat is ready, its number and blocks; and whether it is of encoded ones.
     """
-    n_groups, n_queries = sizes.n_groups, sizes.q_dim // 32
+    n_groups = sizes.n_groups
+    n_queries = sizes.sink_beats * n_groups + sizes.q_dim // 32
     # other operators' beats stay out: theirs may still be on their way when a rope begins
     chain: list[Any] = [results.quantised & control.is_rope]
     for index in range(QUANTIZER_CYCLES + sizes.encode_cycles):
         after = Signal(name=f"encoded{index}")
         m.d.sync += after.eq(chain[-1])
         chain.append(after)
-    late_beat, late_mask = _count_blocks(m, control, chain[-1], n_groups, "encoded_beat")
+    late_beat, late_mask = _count_blocks(m, control, chain[-1], sizes, "encoded_beat")
 
     def queries(number: Any) -> Any:
         return Cat(number * n_groups + index < n_queries for index in range(n_groups))

@@ -154,7 +154,15 @@ def build_rope_scalars(
     m.submodules.sincos = sincos = SinCos(
         table=unit.tables["SIN"], increments=unit.increments, n_parallel=n_groups
     )
-    token_word = (control.token * head_blocks)[: address_bits(sizes.n_inflight * head_blocks)]
+    token_word: Any = (control.token * head_blocks)[: address_bits(sizes.n_inflight * head_blocks)]
+    index, position = control.c1, pos
+    begins: Any = control.first
+    count = control.c1
+    if sizes.sink_position:  # one token in flight
+        count = control.c1_own
+        index, position, at_sinks, ends = _sink_query(m, sizes, control, pos)
+        token_word = Mux(at_sinks, 0, head_blocks)
+        begins = begins | (streams.s[0] & ends)
     per_word = 16 // n_groups
     # one set of registers for all groups: as wires these copies would be made in every cycle
     angles = Signal(16 * 44, name="angles", reset_less=True)
@@ -186,25 +194,25 @@ def build_rope_scalars(
         ]
     m.d.comb += [
         sincos.start.eq(control.run1 & control.is_sincos),
-        sincos.index.eq(control.c1),
-        sincos.pos.eq(pos),
+        sincos.index.eq(index),
+        sincos.pos.eq(position),
     ]
     q_blocks = sizes.q_dim // 32
     turned_blocks = q_blocks + sizes.n_kv_heads * head_blocks
     reads = Signal(name="angles_read")
     m.d.comb += reads.eq(streams.s[0] & control.is_rope)
-    for index, group in enumerate(groups):
-        block = (control.c1 * n_groups + index)[: len(unit.bc_block) + 1]
-        is_q = Signal(name=f"is_q{index}", reset_less=True)
-        turns = Signal(name=f"turns{index}", reset_less=True)
+    for number, group in enumerate(groups):
+        block = (count * n_groups + number)[: len(unit.bc_block) + 1]
+        is_q = Signal(name=f"is_q{number}", reset_less=True)
+        turns = Signal(name=f"turns{number}", reset_less=True)
         with m.If(streams.main):
             m.d.sync += [is_q.eq(block < q_blocks), turns.eq(block < turned_blocks)]
-        within = Signal(address_bits(head_blocks), name=f"head_block{index}", reset_less=True)
+        within = Signal(address_bits(head_blocks), name=f"head_block{number}", reset_less=True)
         step = n_groups % head_blocks
         stepped = within + step
         wrapped = Mux(stepped >= head_blocks, stepped - head_blocks, stepped)
-        with m.If(control.first):
-            m.d.sync += within.eq(index % head_blocks)
+        with m.If(begins):
+            m.d.sync += within.eq(number % head_blocks)
         with m.Elif(reads):
             m.d.sync += within.eq(wrapped)
         m.d.comb += [
@@ -213,10 +221,31 @@ def build_rope_scalars(
             group.sc_r_en.eq(reads),
             group.sc_r_addr.eq(token_word + within),
             group.sc_w_en.eq(is_filled),
-            group.sc_w_addr.eq(token_word + word),
+            group.sc_w_addr.eq(word if sizes.sink_position else token_word + word),
             group.sc_w_mask.eq(mask),
             group.sc_w_data.eq(angles),
         ]
+
+
+def _sink_query(
+    m: Module, sizes: Any, control: Any, pos: Signal
+) -> tuple[Value, Value, Signal, Signal]:
+    """Say what the angles and the beats of the query for the sinks take.
+
+    Returns
+    -------
+    tuple
+        Word of the increments; position, one cycle later; of the word in ``s[0]``, whether it is
+        the sinks' query's, and whether it is the last one of those.
+    """
+    at_sinks, ends = Signal(name="rope_at_sinks"), Signal(name="rope_ends_sinks")
+    m.d.sync += [
+        at_sinks.eq(control.at_sinks),
+        ends.eq(control.is_rope & (control.c1 == sizes.sink_beats - 1)),
+    ]
+    last = sizes.sink_position
+    inside = Mux(pos < last, pos, last)[: len(pos)]
+    return control.c1_own, Mux(at_sinks, inside, pos), at_sinks, ends
 
 
 def build_attn_scalars(

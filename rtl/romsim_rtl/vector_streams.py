@@ -95,6 +95,9 @@ def build_streams(m: Module, unit: Any, control: Any, groups: list[Any]) -> Stre
 
     in_mask = _masks(m, sizes, control, up, u0)
     y_word = _y_word(sizes, control, up)
+    at_sinks = Signal(name="sum_at_sinks")
+    if sizes.sink_position:
+        m.d.sync += at_sinks.eq(control.is_rope & control.at_sinks)
     from_y = control.from_y if unit.spec.has_sub_norms else Const(0, 1)
     norm_issue = Signal()
     m.d.comb += norm_issue.eq((control.run1 | control.run2) & control.is_norm)
@@ -130,6 +133,8 @@ def build_streams(m: Module, unit: Any, control: Any, groups: list[Any]) -> Stre
             group.y_r_addr.eq(unit.y_address(y_word, control.token)),
             group.d_valid.eq(unit.d_valid),
         ]
+        if sizes.sink_position:
+            m.d.comb += group.at_sinks.eq(at_sinks)
         if unit.spec.has_sub_norms:
             m.d.comb += group.from_y.eq(control.from_y)
         if unit.group_config.y_banks > 1:
@@ -149,7 +154,10 @@ def _y_word(sizes: VectorSizes, control: Any, up: Signal) -> Value:
     up_word = ((control.c1 + (1 if rest else 0)) >> 1) + base
     gate_word = (control.c1 >> 1) - 1
     halves = Mux(up, up_word, gate_word)[: len(control.c1)]
-    return Mux(control.is_glu, halves, Mux(control.run2, control.c2, control.c1))
+    word: Value = control.c1
+    if sizes.sink_position:
+        word = Mux(control.is_rope, control.c1_own, word)
+    return Mux(control.is_glu, halves, Mux(control.run2, control.c2, word))
 
 
 def _masks(m: Module, sizes: VectorSizes, control: Any, up: Signal, u0: Signal) -> Value:
@@ -168,8 +176,18 @@ def _masks(m: Module, sizes: VectorSizes, control: Any, up: Signal, u0: Signal) 
     advance, before, last = (Const(mask, sizes.n_lanes) for mask in up_masks(sizes))
     up_mask = Mux(is_advance, advance, Mux(is_up_last, last, Mux(is_up_before, before, whole)))
     in_mask = Signal(sizes.n_lanes)
-    m.d.comb += in_mask.eq(Mux(u0, up_mask, Mux(is_last, control.tail, whole)))
+    inner: Value = whole
+    if sizes.sink_position:
+        inner = Mux(_ends_sinks(m, sizes, control), sizes.lanes_of(sizes.q_dim), whole)
+    m.d.comb += in_mask.eq(Mux(u0, up_mask, Mux(is_last, control.tail, inner)))
     return in_mask
+
+
+def _ends_sinks(m: Module, sizes: VectorSizes, control: Any) -> Signal:
+    """Whether the word that arrives is the last of the query for the sinks."""
+    ends = Signal(name="ends_sinks")
+    m.d.sync += ends.eq(control.is_rope & (control.c1 == sizes.sink_beats - 1))
+    return ends
 
 
 def _turn(m: Module, sizes: VectorSizes, groups: list[Any]) -> None:

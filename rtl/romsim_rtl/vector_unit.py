@@ -115,6 +115,7 @@ class VectorUnit(wiring.Component):
             broadcast_cycles=target.network.broadcast_cycles,
             collect_cycles=target.network.collect_cycles,
             encode_cycles=KV_WORDS[target.kv.codec].encode_cycles,
+            sink_position=target.kv.sinks and target.kv.sinks + target.kv.window - 1,
         )
         self.codec = target.kv.codec
         longest = max(2 * spec.hidden_dim, sizes.qkv_rows, spec.dim)
@@ -122,7 +123,10 @@ class VectorUnit(wiring.Component):
         # one word more than the rows need: the up half's last word may stand past them
         self.y_bits = address_bits(sizes.beats(longest) + 1)
         self.o_bits = address_bits(sizes.beats(sizes.q_dim))
-        self.block_bits = address_bits(max(longest // 32 + 1, 2) + sizes.n_groups)
+        n_blocks = max(longest // 32 + 1, 2)
+        if sizes.sink_position:
+            n_blocks = max(n_blocks, sizes.rope_beats * sizes.n_groups)
+        self.block_bits = address_bits(n_blocks + sizes.n_groups)
         n_lanes, n_groups = sizes.n_lanes, sizes.n_groups
         word = signed(32)
         words = KV_WORDS[self.codec]
@@ -187,7 +191,8 @@ class VectorUnit(wiring.Component):
             x_depth=sizes.n_inflight << self.x_bits,
             y_depth=(1 if banks > 1 else sizes.n_inflight) << self.y_bits,
             y_banks=banks,
-            sc_depth=sizes.n_inflight * (sizes.head_dim // 32),
+            sc_depth=(2 if sizes.sink_position else sizes.n_inflight) * (sizes.head_dim // 32),
+            has_sink_query=sizes.sink_position > 0,
             activation=spec.activation,
             has_sub_norms=spec.has_sub_norms,
             turns_up=spec.hidden_dim % sizes.n_lanes != 0,

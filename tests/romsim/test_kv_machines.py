@@ -143,9 +143,9 @@ def test_options_that_do_not_go_together_are_refused(tiny: Description) -> None:
             "with --kv retention=all",
         ),
         (
-            "vllm",
-            "kv.layout one of contiguous, ring, not 'paged', whose words no RTL writes; compile "
-            "with --kv layout=contiguous",
+            "int8,layout=slotmap",
+            "kv.layout one of contiguous, ring, paged, not 'slotmap', whose words no RTL writes; "
+            "compile with --kv layout=contiguous",
         ),
     ):
         sentence = f"Trace of SRAM writes must be with {sentence}"

@@ -67,16 +67,22 @@ def run(chip: Description, *lengths: tuple[int, int]) -> RtlReport:
 @pytest.mark.slow
 @pytest.mark.verilator
 @pytest.mark.parametrize(
-    ("window", "sizes"),
-    [(7, {}), (12, {"head_dim": 64, "heads": "3/1", "width": "32/64", "n_layers": 1})],
+    ("window", "sinks", "sizes"),
+    [
+        (7, 0, {}),
+        (12, 0, {"head_dim": 64, "heads": "3/1", "width": "32/64", "n_layers": 1}),
+        (12, 3, {}),
+        (9, 9, {"head_dim": 96, "heads": "3/1", "width": "32/64", "n_layers": 1, "hop": 3}),
+        (6, 4, {"n_tiles": 1, "heads_parallel": 3, "word_elems": 64, "n_layers": 1}),
+    ],
 )
 def test_a_window_equals_the_cycle_model_over_many_windows(
-    tmp_path: Path, window: int, sizes: dict[str, Any]
+    tmp_path: Path, window: int, sinks: int, sizes: dict[str, Any]
 ) -> None:
-    """A window that divides neither tiles nor blocks; a beat of several heads."""
-    chip = make_chip(tmp_path, f"window,window={window},codec=int8", **sizes)
-    assert 6 * window <= 3 + 72
-    report = run(chip, (3, 72), (window + 2, 3), (1, 1))
+    """Windows and sinks that divide neither tiles nor blocks; a beat of several heads."""
+    chip = make_chip(tmp_path, f"streaming-llm,sinks={sinks},window={window},codec=int8", **sizes)
+    assert 5 * (sinks + window) <= 3 + 87
+    report = run(chip, (3, 87), (sinks + window + 2, 3), (1, 1))
     assert report.first is None, report.first.sentence()
     assert report.by_memory["K"] > 0
 
@@ -95,14 +101,9 @@ def test_a_window_equals_the_cycle_model_over_many_windows(
             "is no hardware yet; compile with --kv retention=all",
         ),
         (
-            "int8,layout=paged,block=4",
-            "kv.layout of an RTL target must be one of contiguous, ring, not 'paged', for "
+            "int8,layout=slotmap",
+            "kv.layout of an RTL target must be one of contiguous, ring, paged, not 'slotmap', for "
             "which there is no hardware yet; compile with --kv layout=contiguous",
-        ),
-        (
-            "streaming-llm,sinks=2,window=6,codec=int8",
-            "kv.sinks of an RTL target must be 0, not 2, for which there is no hardware yet; "
-            "compile with --kv sinks=0",
         ),
     ],
 )

@@ -6,6 +6,7 @@
 //   adapter BASE                 use the adapter with that first entry from now on; without BASE, none
 //   load FILE                    write a file of five words of 32 bits a cycle into the adapters'
 //                                memories: kind | tile << 8, address, chunk, data (low, high)
+//   pages INDEX NUMBER...        write entries of the block table: logical page, physical page
 //
 // Answer to each executed program, a line: `done TOKEN CYCLES CLIPPED ISSUED N_LOGITS`, followed by
 // N_LOGITS int32. CYCLES is the time from the first issue until the next program may begin.
@@ -166,6 +167,22 @@ void load(Chip& chip, const std::string& name) {
   std::fclose(file);
 }
 
+void map_pages(Chip& chip, const std::vector<std::uint32_t>& numbers) {
+#ifdef ROMSIM_PAGES
+  Vromsim_top& top = *chip.top;
+  for (std::size_t at = 0; at + 1 < numbers.size(); at += 2) {
+    top.page_en = 1;
+    top.page_index = numbers[at];
+    top.page_number = numbers[at + 1];
+    chip.step();
+  }
+  top.page_en = 0;
+#else
+  (void)chip;
+  if (!numbers.empty()) fail("Chip must have a block table to be given pages");
+#endif
+}
+
 const char* option(int argc, char** argv, const char* name) {
   for (int index = 1; index + 1 < argc; ++index) {
     if (!std::strcmp(argv[index], name)) return argv[index + 1];
@@ -230,12 +247,14 @@ int main(int argc, char** argv) {
     } else if (word == "adapter" && numbers.size() <= 1) {
       chip.is_adapted = !numbers.empty();
       chip.adapter = numbers.empty() ? 0 : numbers[0];
+    } else if (word == "pages") {
+      map_pages(chip, numbers);
     } else if (word == "load") {
       load(chip, line.substr(5));
       std::printf("loaded\n");
       std::fflush(stdout);
     } else {
-      fail("Command must be run, greedy, adapter or load with its operands, not " + word);
+      fail("Command must be run, greedy, adapter, load or pages with its operands, not " + word);
     }
   }
 #if VM_TRACE
