@@ -75,6 +75,8 @@ class Datapath:
         Called with every operator's output, or ``None``.
     logits
         int32 [vocab_size], of the last executed ``matvec head``.
+    kv_unit
+        What attends where the KV cache is not the plain one, or ``None``.
     """
 
     def __init__(
@@ -100,9 +102,9 @@ class Datapath:
         }
         self._first_row = _first_rows(self._matrices, spec.q_dim, spec.kv_dim, spec.hidden_dim)
         kv = description.target.kv
-        self._kv_unit: KvUnit | None = None
+        self.kv_unit: KvUnit | None = None
         if not kv.is_default:
-            self._kv_unit = KvUnit(description, self._tables, workers, page_order)
+            self.kv_unit = KvUnit(description, self._tables, workers, page_order)
         n_blocks = -(-kv.held(description.context) // self._numerics.attn_block)
         self.n_merge_levels = n_blocks.bit_length() + 1
         self._scores = np.zeros((spec.n_heads, self._numerics.attn_block), np.int64)
@@ -129,25 +131,14 @@ class Datapath:
 
     def new_slot(self) -> SlotState:
         """Return an empty sequence slot."""
-        if self._kv_unit is not None:
-            return SlotState(stores=self._kv_unit.new_stores())
+        if self.kv_unit is not None:
+            return SlotState(stores=self.kv_unit.new_stores())
         return SlotState.create(self._spec, self._context)
-
-    @property
-    def sink_query(self) -> tuple[NDArray[np.int16], NDArray[np.int64]] | None:
-        """Codes [n_heads, width] and shifts of the last query for a window's sinks."""
-        unit = self._kv_unit
-        return unit.sink_query if unit is not None and unit.has_sink_query else None
-
-    @property
-    def n_kv_rows(self) -> int:
-        """Rows of a KV head in one layer, all tiles together; of the pool where there is one."""
-        return self._context if self._kv_unit is None else self._kv_unit.n_rows
 
     @property
     def pages(self) -> PagePool | None:
         """Pages of the KV cache, all slots together; ``None`` without a block table."""
-        return self._kv_unit.pool if self._kv_unit is not None else None
+        return self.kv_unit.pool if self.kv_unit is not None else None
 
     def execute(self, instruction: Instruction, flight: Flight) -> int:
         """Execute one instruction for one token; return the number of saturations."""
@@ -275,7 +266,7 @@ class Datapath:
         v = linear[spec.q_dim + spec.kv_dim :]
         for operator, values in (("q", q), ("k", k), ("v", v)):
             self._note(f"{name}.{operator}", flight, values)
-        unit = self._kv_unit
+        unit = self.kv_unit
         plain_q = q.copy() if unit is not None and unit.has_sink_query else None
         clipped += int(rotate(linear[: spec.q_dim + spec.kv_dim], buffers.sines, buffers.cosines))
         clipped += int(scale_query(q, self._query_scale))
@@ -311,10 +302,10 @@ class Datapath:
 
     def _attn(self, instruction: Instruction, flight: Flight) -> int:
         buffers, spec = flight.buffers, self._spec
-        if self._kv_unit is not None:
+        if self.kv_unit is not None:
             store = flight.slot.stores[instruction.layer]
             note = self._layer_note(instruction, flight)
-            return self._kv_unit.attend(store, flight.position, buffers, note)
+            return self.kv_unit.attend(store, flight.position, buffers, note)
         cache = flight.slot.layers[instruction.layer]
         arguments = (
             buffers.q_codes.reshape(-1),

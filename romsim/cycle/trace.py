@@ -158,6 +158,7 @@ class Tracer:
         self._spec = description.spec
         self._target = description.target
         self._groups = description.groups
+        self._context = description.context
         self._report = report
         self._beat_times = beat_times
 
@@ -214,11 +215,13 @@ class Tracer:
                 }.get(instruction.operand.rpartition(".")[2], spec.dim)
                 yield from self._beats("D", buffers.delta[:n_rows])
             case "rope":
-                queries = [(buffers.q_codes, buffers.q_shifts), datapath.sink_query]
-                for number, query in enumerate(queries):
-                    if query is not None:
-                        for head, word in enumerate(np.hstack(query)):
-                            yield "H", "Q", ALL_TILES, number * spec.n_heads + head, 0, word
+                unit = datapath.kv_unit
+                queries = [(buffers.q_codes, buffers.q_shifts)]
+                if unit is not None and unit.has_sink_query:
+                    queries.append(unit.sink_query)
+                words = np.concatenate([np.hstack(query) for query in queries])
+                for head, word in enumerate(words):
+                    yield "H", "Q", ALL_TILES, head, 0, word
                 yield from self._kv(instruction, flight, datapath, slot)
             case "attn":
                 yield from self._beats("O", buffers.sums[:, 0, : spec.head_dim].reshape(-1))
@@ -257,6 +260,10 @@ class Tracer:
             rows = values[first : first + mapping.rows_per_step]
             yield from self._beats(memory, rows, offset + first)
 
+    def _n_rows(self, datapath: Datapath) -> int:
+        unit = datapath.kv_unit
+        return self._context if unit is None else unit.n_rows
+
     def _kv(
         self, instruction: Instruction, flight: Flight, datapath: Datapath, slot: int
     ) -> Iterator[_Word]:
@@ -281,7 +288,7 @@ class Tracer:
                         row=_row(instruction, flight, head),
                         word=word,
                         n_kv_heads=spec.n_kv_heads,
-                        n_rows=datapath.n_kv_rows,
+                        n_rows=self._n_rows(datapath),
                         n_tiles=self._target.array.n_tiles,
                         words_per_head=n_words,
                         slot=slot,
