@@ -12,7 +12,7 @@ from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import wire
 
-__all__ = ["AttentionPages", "PageTable", "divided"]
+__all__ = ["AttentionPages", "PageTable", "divided", "first_row"]
 
 
 def divided(m: Module, slot: Value, block: int) -> Value:
