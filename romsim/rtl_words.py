@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from romsim.cycle.timekeeper import Event
     from romsim.cycle.trace import SramWrite
     from romsim_compiler.description import Description
+    from romsim_rtl.die import Die
     from romsim_rtl.driver_trace import Writes
 
 __all__ = ["ELEMENT", "Place", "WordMap"]
@@ -53,6 +54,8 @@ class WordMap:
         The compiled chip.
     adapter
         Resident adapter that the run uses.
+    die
+        What the chip is built for, if not for the description alone.
 
     Raises
     ------
@@ -60,7 +63,9 @@ class WordMap:
         If the RTL has no hardware for it.
     """
 
-    def __init__(self, description: Description, *, adapter: str | None = None) -> None:
+    def __init__(
+        self, description: Description, *, adapter: str | None = None, die: Die | None = None
+    ) -> None:
         spec, target = description.spec, description.target
         self._target, self._spec = target, spec
         self._groups = description.groups
@@ -70,7 +75,7 @@ class WordMap:
             context=description.context,
             linear_frac=description.numerics.linear_frac,
         )
-        self._l = LSideConfig.of(description)
+        self._l = die.l_side if die else LSideConfig.of(description)
         self._lanes = target.vector.n_lanes
         self._n_tiles = target.array.n_tiles
         longest = max(2 * spec.hidden_dim, spec.q_dim + 2 * spec.kv_dim, spec.dim)

@@ -16,6 +16,7 @@ from romsim.cycle.timekeeper import Timeline
 from romsim.rtl_report import RtlReport, Tally
 from romsim.rtl_words import WordMap
 from romsim_compiler.description import Description
+from romsim_rtl.die import Die
 from romsim_rtl.driver import ProgramResult, RtlRun
 from romsim_rtl.driver_build import BuildOptions
 from romsim_rtl.driver_trace import TraceReader
@@ -102,6 +103,7 @@ def compare_rtl_prompts(
     *,
     trace: bool = True,
     options: BuildOptions | None = None,
+    die: Die | None = None,
     page_order: Sequence[int] | None = None,
     progress: Callable[[str, float], None] | None = None,
     **simulation: Any,
@@ -110,6 +112,8 @@ def compare_rtl_prompts(
 
     Parameters
     ----------
+    die
+        What the chip is built for, if not for the description alone.
     page_order
         Order in which pages of the KV cache are taken, on both; values do not depend on it.
 
@@ -127,13 +131,14 @@ def compare_rtl_prompts(
         with RtlRun(
             description,
             options=options,
+            die=die,
             trace=file,
             page_order=page_order,
             progress=progress,
             **simulation,
         ) as chip:
             begun = time.monotonic()
-            comparison = _Comparison(description, chip, file, tally, page_order)
+            comparison = _Comparison(description, chip, file, tally, die, page_order)
             for prompt in prompts:
                 comparison.run(prompt, progress)
     n_tokens = sum(len(prompt.tokens) + prompt.n_new for prompt in prompts)
@@ -149,8 +154,10 @@ class _Comparison:
         chip: RtlRun,
         file: Path | None,
         tally: Tally,
+        die: Die | None,
         page_order: Sequence[int] | None,
     ) -> None:
+        self._die = die
         self._description, self._chip, self._tally = description, chip, tally
         self._words: list[SramWrite] = []
         self._model = CycleModel(
@@ -159,12 +166,12 @@ class _Comparison:
             page_order=page_order,
         )
         self._reader = None if file is None else TraceReader(file)
-        self._map = WordMap(description)
+        self._map = WordMap(description, die=die)
         self._n_clipped = 0
 
     def run(self, prompt: RtlPrompt, progress: Callable[[str, float], None] | None) -> None:
         adapter, n_tokens = prompt.adapter, len(prompt.tokens)
-        self._map = WordMap(self._description, adapter=adapter)
+        self._map = WordMap(self._description, adapter=adapter, die=self._die)
         self._chip.use_adapter(adapter)
         if prompt.begin:
             self._model.reset()

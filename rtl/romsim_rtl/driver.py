@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
-from romsim_rtl.adapter_images import adapter_bases, configuration_writes, lora_sizes
+from romsim_rtl.adapter_images import adapter_bases, configuration_writes
 from romsim_rtl.attention_sizes import AttentionSizes
+from romsim_rtl.die import Die
 from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chip
 from romsim_rtl.rom_files import PROGRAMS
 from romsim_rtl.toolchain import ToolError
@@ -48,23 +49,17 @@ class ProgramResult:
     logits: NDArray[np.int32]
 
 
-def adapter_words(description: Description) -> NDArray[np.uint32]:
+def adapter_words(description: Description, die: Die | None = None) -> NDArray[np.uint32]:
     """Return what loads all resident adapters, uint32 [n, 5]: a cycle of ``cfg_*`` each.
 
     Kind and tile (from bit 8), address, chunk, lower and upper half of the data.
     """
-    sizes = AttentionSizes.of(
-        description.target,
-        description.spec,
-        context=description.context,
-        linear_frac=description.numerics.linear_frac,
-    )
-    lora = lora_sizes(description)
-    assert lora is not None
+    die = die or Die.of(description)
+    assert die.lora is not None
     return np.array(
         [
             (w.kind | w.tile << 8, w.address, w.chunk, w.data & 0xFFFFFFFF, w.data >> 32)
-            for w in configuration_writes(description, sizes, lora)
+            for w in configuration_writes(description, die.attention, die.lora)
         ],
         dtype="<u4",
     )
@@ -79,6 +74,8 @@ class RtlRun:
         The compiled chip.
     options
         How it is compiled.
+    die
+        What it is built for, if not for the description alone.
     trace
         File for every SRAM write and issue; needs ``options.trace``.
     waves
@@ -111,6 +108,7 @@ class RtlRun:
         description: Description,
         *,
         options: BuildOptions | None = None,
+        die: Die | None = None,
         trace: Path | None = None,
         waves: tuple[Path, int, int] | None = None,
         sram_seed: int | None = None,
@@ -131,8 +129,8 @@ class RtlRun:
                     f"{option}={getattr(options, option)}; set BuildOptions({option}={remedy})"
                 )
         table = _block_table(description, page_order)
-        self.description = description
-        self.build: ChipBuild = build_chip(description, options, progress=progress)
+        self.description, self.die = description, die
+        self.build: ChipBuild = build_chip(description, options, die=die, progress=progress)
         arguments = [f"+romdir={images or self.build.images}", "+rombin", "--limit", str(limit)]
         if trace is not None:
             arguments += ["--trace", str(trace)]
@@ -266,7 +264,7 @@ class RtlRun:
         self._send(f"adapter {self._bases[name]}")
 
     def _load_adapters(self) -> None:
-        words = adapter_words(self.description)
+        words = adapter_words(self.description, self.die)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "adapters")
             words.tofile(file)

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
+from romsim_rtl.die import Die
 from romsim_rtl.emit import TOP_MODULE, verilog_texts
 from romsim_rtl.logic_rom_verilog import LogicRomOptions, logic_rom_texts
 from romsim_rtl.rom_files import program_words, write_images, write_program_image
@@ -92,6 +93,7 @@ def build_chip(
     description: Description,
     options: BuildOptions | None = None,
     *,
+    die: Die | None = None,
     progress: Progress | None = None,
 ) -> ChipBuild:
     """Build the simulation of a chip, or take the one of the same content.
@@ -99,6 +101,11 @@ def build_chip(
     The Verilog depends on shapes alone, so models of one shape share a build, and a chip with some
     of its instructions (`romsim_compiler.reduced`) has that of the whole. Weights as logic make it
     depend on them.
+
+    Parameters
+    ----------
+    die
+        What it is built for, if not for the description alone.
 
     Raises
     ------
@@ -109,12 +116,14 @@ def build_chip(
     """
     options = options or BuildOptions()
     say = progress or (lambda stage, fraction: None)
-    sources, images = chip_sources(description, logic_rom=options.logic_rom, progress=progress)
+    sources, images = chip_sources(
+        description, logic_rom=options.logic_rom, die=die, progress=progress
+    )
     say("compiling", 0.2)
     # Only "unique" takes the first contents of memories and registers from the seed of a run.
     checks = ["+define+ROMSIM_TRACE", "--x-initial", "unique"] if options.trace else []
     flags = ["-DROMSIM_TRACE"] if options.trace else []
-    if description.manifest["adapters"]:
+    if any(model.manifest["adapters"] for model in (die.models if die else [description])):
         flags.append("-DROMSIM_LORA")
     if description.target.kv.layout == "paged":
         flags.append("-DROMSIM_PAGES")
@@ -146,6 +155,7 @@ def chip_sources(
     description: Description,
     *,
     logic_rom: LogicRomOptions | None = None,
+    die: Die | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Path], Path]:
     """Write a chip's Verilog and ROM images into the cache, or take those of the same content.
@@ -154,6 +164,8 @@ def chip_sources(
     ----------
     logic_rom
         Write the weights as logic instead of mask ROMs.
+    die
+        What the Verilog is written for, if not for the description alone.
 
     Returns
     -------
@@ -169,24 +181,32 @@ def chip_sources(
     """
     say = progress or (lambda stage, fraction: None)
     say("writing Verilog", 0.0)
-    verilog = write_chip(description, logic_rom)
+    verilog = write_chip(description, logic_rom, die=die)
     say("writing ROM images", 0.1)
     whole, cache = description.whole, make_safe_folder()
-    images = _cached(cache, f"images-{_image_key(whole)}", _ImageWriter(whole))
+    sizes = die.program_words if die else ()
+    images = _cached(cache, f"images-{_image_key(whole, sizes=sizes)}", _ImageWriter(whole, sizes))
     if description is not whole:
-        name = f"images-{_image_key(whole, description)}"
-        images = _cached(cache, name, _ProgramWriter(description, images))
+        name = f"images-{_image_key(whole, description, sizes=sizes)}"
+        images = _cached(cache, name, _ProgramWriter(description, images, sizes))
     names = (verilog / "filelist.f").read_text().split()
     return [verilog / name for name in names], images
 
 
-def write_chip(description: Description, logic_rom: LogicRomOptions | None = None) -> Path:
+def write_chip(
+    description: Description,
+    logic_rom: LogicRomOptions | None = None,
+    *,
+    die: Die | None = None,
+) -> Path:
     """Write a chip's Verilog into the cache, or find it there; return the folder.
 
     Parameters
     ----------
     logic_rom
         Write the weights as logic instead of mask ROMs.
+    die
+        What it is written for, if not for the description alone.
 
     Raises
     ------
@@ -201,24 +221,29 @@ def write_chip(description: Description, logic_rom: LogicRomOptions | None = Non
             f"from a shape without weights; compile a model with weights"
         )
     whole = description.whole
-    writer = _VerilogWriter(whole, logic_rom)
+    writer = _VerilogWriter(whole, logic_rom, die)
     return _cached(make_safe_folder(), f"chip-{writer.key()}", writer)
 
 
 class _VerilogWriter:
-    def __init__(self, description: Description, logic_rom: LogicRomOptions | None) -> None:
-        self.description, self.logic_rom = description, logic_rom
+    def __init__(
+        self, description: Description, logic_rom: LogicRomOptions | None, die: Die | None
+    ) -> None:
+        self.description, self.logic_rom, self.die = description, logic_rom, die
 
     def key(self) -> str:
         """Name all that the Verilog is made from."""
         key = _shape_key(self.description)
+        if self.die is not None:
+            keys = sorted(_shape_key(model) for model in self.die.models)
+            key = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
         if self.logic_rom is None:
             return key
         facts = [self.logic_rom.style, self.logic_rom.bank_words, _image_key(self.description)]
         return hashlib.sha256(json.dumps([key, *facts]).encode()).hexdigest()
 
     def __call__(self, folder: Path) -> None:
-        texts = verilog_texts(Top(description=self.description))
+        texts = verilog_texts(Top(description=self.description, die=self.die))
         if self.logic_rom is not None:
             texts = logic_rom_texts(texts, self.description, self.logic_rom)
         for name, text in texts.items():
@@ -227,21 +252,23 @@ class _VerilogWriter:
 
 
 class _ImageWriter:
-    def __init__(self, description: Description) -> None:
-        self.description = description
+    def __init__(self, description: Description, sizes: Sequence[int]) -> None:
+        self.description, self.sizes = description, sizes
 
     def __call__(self, folder: Path) -> None:
-        write_images(self.description, folder, image_format="bin")
+        write_images(self.description, folder, image_format="bin", sizes=self.sizes)
 
 
 class _ProgramWriter:
     """Another program beside the images of the whole chip."""
 
-    def __init__(self, description: Description, images: Path) -> None:
-        self.description, self.images = description, images
+    def __init__(self, description: Description, images: Path, sizes: Sequence[int]) -> None:
+        self.description, self.images, self.sizes = description, images, sizes
 
     def __call__(self, folder: Path) -> None:
-        program = write_program_image(self.description, folder, image_format="bin")
+        program = write_program_image(
+            self.description, folder, image_format="bin", sizes=self.sizes
+        )
         for path in sorted(self.images.iterdir()):
             if path.name != program:
                 os.link(path, folder / path.name)
@@ -286,8 +313,14 @@ def _shape_key(description: Description) -> str:
     return digest.hexdigest()
 
 
-def _image_key(description: Description, reduced: Description | None = None) -> str:
+def _image_key(
+    description: Description,
+    reduced: Description | None = None,
+    *,
+    sizes: Sequence[int] = (),
+) -> str:
     digest = hashlib.sha256(_code_digest())
+    digest.update(repr(tuple(sizes)).encode())
     if reduced is not None:
         digest.update(repr(program_words(reduced)).encode())
     digest.update(json.dumps(description.target.to_json(), sort_keys=True).encode())

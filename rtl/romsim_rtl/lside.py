@@ -71,26 +71,30 @@ class LSideConfig:
             )
 
     @classmethod
-    def of(cls, description: Description, *, is_packed: bool = True) -> LSideConfig:
-        """Take the sizes from a description; ``is_packed`` as in `CellConfig`.
+    def of(cls, *models: Description, is_packed: bool = True) -> LSideConfig:
+        """Take the sizes from a description, or the largest of several with one target.
+
+        ``is_packed`` as in `CellConfig`.
 
         Raises
         ------
         SpecError
             If the RTL has no hardware for the target or for a matrix.
         """
-        target, array = description.target, description.target.array
+        target, array = models[0].target, models[0].target.array
         if target.latency.matvec != MATVEC_CYCLES:
             raise SpecError(
                 f"latency.matvec of target {target.name!r} must be {MATVEC_CYCLES}, the RTL's "
                 f"depth, not {target.latency.matvec!r}; leave it out of the target"
             )
-        placed = list(description.groups.values())
+        placed = [group for model in models for group in model.groups.values()]
         matrices = [group for group in placed if group.name != "embd"]
         cell = CellConfig.of(
             array,
             max_planes=max(group.mapping.planes for group in matrices),
-            may_round=bool(description.manifest["accuracy"]["groups_with_rounded_terms"]),
+            may_round=any(
+                model.manifest["accuracy"]["groups_with_rounded_terms"] for model in models
+            ),
             has_plain=any(group.group == 0 for group in matrices),
         )
         n_lanes = target.vector.n_lanes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ __all__ = [
     "IMAGE_FORMATS",
     "PROGRAMS",
     "check_image_format",
+    "program_sizes",
     "program_words",
     "write_gain_image",
     "write_images",
@@ -47,13 +49,21 @@ def check_image_format(image_format: str) -> None:
         )
 
 
-def write_images(description: Description, folder: Path, *, image_format: str = "hex") -> list[str]:
+def write_images(
+    description: Description,
+    folder: Path,
+    *,
+    image_format: str = "hex",
+    sizes: Sequence[int] = (),
+) -> list[str]:
     """Write the images of all ROMs of a chip.
 
     Parameters
     ----------
     image_format
         One of `IMAGE_FORMATS`.
+    sizes
+        Room for each program, where it is more than the description's own.
 
     Returns
     -------
@@ -69,7 +79,7 @@ def write_images(description: Description, folder: Path, *, image_format: str = 
     return [
         *write_weight_images(description, folder, image_format=image_format),
         write_gain_image(description, folder, image_format=image_format),
-        write_program_image(description, folder, image_format=image_format),
+        write_program_image(description, folder, image_format=image_format, sizes=sizes),
     ]
 
 
@@ -104,10 +114,14 @@ def write_gain_image(description: Description, folder: Path, *, image_format: st
 
 
 def write_program_image(
-    description: Description, folder: Path, *, image_format: str = "hex"
+    description: Description,
+    folder: Path,
+    *,
+    image_format: str = "hex",
+    sizes: Sequence[int] = (),
 ) -> str:
     """Write ``program``: the words of all programs, one after the other."""
-    _, words = program_words(description)
+    _, words = program_words(description, sizes)
     size = -(-WORD_BITS // 8)
     raw = b"".join(word.to_bytes(size, "little") for word in words)
     name = f"program.{image_format}"
@@ -115,18 +129,31 @@ def write_program_image(
     return name
 
 
-def program_words(description: Description) -> tuple[list[int], list[int]]:
+def program_words(
+    description: Description, sizes: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
     """Return each program's first address, by number, and the words of the program ROM.
 
     Programs with some of a chip's instructions begin where its whole ones do.
+
+    Parameters
+    ----------
+    sizes
+        Room for each program, where it is more than the description's own.
     """
     starts: list[int] = []
     words: list[int] = []
-    for program, whole in zip(_programs(description), _programs(description.whole), strict=True):
+    rooms = sizes or program_sizes(description)
+    for program, room in zip(_programs(description), rooms, strict=True):
         starts.append(len(words))
         encoded = encode_program(program, description)
-        words += encoded + encoded[-1:] * (len(whole.instructions) - len(program.instructions))
+        words += encoded + encoded[-1:] * (room - len(encoded))
     return starts, words
+
+
+def program_sizes(description: Description) -> list[int]:
+    """Return the words of each program of the whole chip, by number."""
+    return [len(program.instructions) + 1 for program in _programs(description.whole)]
 
 
 def _programs(description: Description) -> list[Program]:

@@ -10,10 +10,9 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
-from romsim_rtl.adapter_images import lora_sizes
 from romsim_rtl.argmax import ARGMAX_CYCLES
-from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
+from romsim_rtl.die import Die
 from romsim_rtl.encoding import first_row
 from romsim_rtl.hside import HSide, page_members
 from romsim_rtl.kv_hardware import check_kv_hardware
@@ -37,6 +36,8 @@ class Top(wiring.Component):
     ----------
     description
         What the chip is built for; of its images nothing is read.
+    die
+        Its sizes; where it is not given, those of the description alone.
     is_packed
         Whether unit L multiplies in the form for a simulator; see `romsim_rtl.cell.CellConfig`.
 
@@ -68,19 +69,17 @@ class Top(wiring.Component):
         If the RTL has no hardware for the target or for the model on it.
     """
 
-    def __init__(self, *, description: Description, is_packed: bool = True) -> None:
-        _check(description)
+    def __init__(
+        self, *, description: Description, die: Die | None = None, is_packed: bool = True
+    ) -> None:
+        self.die = die = die or Die.of(description, is_packed=is_packed)
+        for model in die.models:
+            _check(model)
+            _check_rows(model, die.l_side)
         self.description = description
-        target, spec = description.target, description.spec
-        self.l_config = LSideConfig.of(description, is_packed=is_packed)
-        _check_rows(description, self.l_config)
-        self.h_sizes = AttentionSizes.of(
-            target,
-            spec,
-            context=description.context,
-            linear_frac=description.numerics.linear_frac,
-        )
-        starts, words = program_words(description)
+        target = description.target
+        self.l_config, self.h_sizes, self.lora = die.l_side, die.attention, die.lora
+        starts, words = program_words(description, die.program_words)
         n_inflight = target.schedule.n_inflight
         self.program_words = words
         self.sequencer_config = SequencerConfig(
@@ -112,7 +111,6 @@ class Top(wiring.Component):
             "count_clipped": Out(32),
         }
         members |= {f"count_{name}": Out(48) for name in _COUNTERS}
-        self.lora = lora_sizes(description)
         if self.lora is not None:
             members |= {"cmd_adapted": In(1), "cmd_adapter": In(20)} | configuration_members()
         if self.h_sizes.block:
@@ -189,8 +187,6 @@ class Top(wiring.Component):
 
     def _vector(self) -> VectorUnit:
         description = self.description
-        lanes = description.target.vector.n_lanes
-        gains = [gain.values.size for gain in description.gains.values()]
         return VectorUnit(
             target=description.target,
             spec=description.spec,
@@ -198,7 +194,7 @@ class Top(wiring.Component):
             tables={name: [int(v) for v in values] for name, values in description.tables.items()},
             phase_increments=[int(v) for v in description.phase_increments],
             query_scale=description.query_scale,
-            n_gain_words=sum(-(-size // lanes) for size in gains),
+            n_gain_words=self.die.n_gain_words,
         )
 
     def _h_side(self, block_bits: int) -> HSide:
