@@ -3,9 +3,11 @@
     python -m tests.rtl.sweep --count 500
     python -m tests.rtl.sweep --replay build/sweep/0123456789ab.json
 
-Chip number N is always the same one, so that ``--first`` goes on where another run has stopped.
-For each chip the prompts are drawn by hypothesis, which also shrinks them (the build serves all);
-then the chip is made simpler, an axis at a time, for as long as it still fails.
+Chip number N is always the same one, and ``--results`` keeps a line for each chip that is done, so
+that a run goes on where another has stopped. The models of one build run one after the other, each
+compared with a cycle model of its own. For each chip the prompts are drawn by hypothesis, which also
+shrinks them; then the chip, alone on its build, is made simpler, an axis at a time, for as long as it
+still fails.
 """
 
 from __future__ import annotations
@@ -30,14 +32,23 @@ from romsim.rtl_report import RtlReport
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError, SpecError
+from romsim_rtl.die import Die
 from romsim_rtl.driver_build import BuildOptions
-from tests.rtl.sweep_chips import SweepChip, chip_number, compile_chip, coverage_lines, simpler
+from tests.rtl.sweep_chips import (
+    SweepChip,
+    chip_number,
+    compile_chip,
+    coverage_lines,
+    die_number,
+    simpler,
+)
 
 __all__ = [
     "Failure",
     "Outcome",
     "Stimulus",
     "check",
+    "compile_die",
     "fixed_stimulus",
     "main",
     "replay",
@@ -76,6 +87,7 @@ class Failure:
     chip: SweepChip
     stimulus: Stimulus
     sentence: str
+    die: tuple[SweepChip, ...] = ()  # chips of its build, if alone on one it is right
 
     def to_json(self) -> dict[str, Any]:
         """Return the failure as JSON-ready values."""
@@ -83,6 +95,7 @@ class Failure:
             "chip": self.chip.to_json(),
             "stimulus": self.stimulus.to_json(),
             "sentence": self.sentence,
+            "die": [chip.to_json() for chip in self.die],
         }
 
     @classmethod
@@ -92,6 +105,7 @@ class Failure:
             chip=SweepChip(**values["chip"]),
             stimulus=Stimulus.from_json(values["stimulus"]),
             sentence=values["sentence"],
+            die=tuple(SweepChip(**chip) for chip in values["die"]),
         )
 
 
@@ -167,28 +181,36 @@ def stimuli(draw: st.DrawFn, chip: SweepChip) -> Stimulus:
     return Stimulus(prompts=tuple(prompts), sram_seed=sram_seed)
 
 
-Compare = Callable[[Description, Stimulus], RtlReport]
+Compare = Callable[[Description, Die, Stimulus], RtlReport]
 
 
-def _compare(description: Description, stimulus: Stimulus) -> RtlReport:
+def _compare(description: Description, die: Die, stimulus: Stimulus) -> RtlReport:
     return compare_rtl_prompts(
-        description, stimulus.prompts, options=OPTIONS, sram_seed=stimulus.sram_seed
+        description, stimulus.prompts, options=OPTIONS, die=die, sram_seed=stimulus.sram_seed
     )
+
+
+def compile_die(chips: Sequence[SweepChip], folder: Path) -> Die:
+    """Compile the models of one build, each into a folder of its own in ``folder``."""
+    return Die.of(*(compile_chip(chip, folder / f"{chip.seed}") for chip in chips))
 
 
 def check(
     chip: SweepChip,
-    folder: Path,
+    description: Description,
+    die: Die,
     *,
     examples: int = EXAMPLES,
     compare: Compare | None = None,
 ) -> Outcome:
-    """Compile and build a chip, and compare RTL and cycle model on prompts.
+    """Compare RTL and cycle model on prompts.
 
     Parameters
     ----------
-    folder
-        A new folder for the description.
+    description
+        The chip, compiled.
+    die
+        What the RTL is built for: the chip, or several.
     examples
         Stimuli that hypothesis draws after the fixed one; on a difference it shrinks them.
     compare
@@ -197,14 +219,13 @@ def check(
     Raises
     ------
     RomsimError
-        If the chip cannot be compiled or built.
+        If the chip cannot be built.
     """
-    description = compile_chip(chip, folder)
     outcome = Outcome()
 
     def run(stimulus: Stimulus) -> None:
         try:
-            report = (compare or _compare)(description, stimulus)
+            report = (compare or _compare)(description, die, stimulus)
         except RomsimError as error:  # a chip that hangs or ends
             raise _PartedError(stimulus, str(error)) from error
         outcome.add(report)
@@ -286,8 +307,10 @@ def replay(path: Path, *, compare: Compare | None = None) -> str | None:
             f"Reproducer {path} must be a file that the sweep wrote, not {error!r}"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
-        description = compile_chip(failure.chip, Path(folder))
-        report = (compare or _compare)(description, failure.stimulus)
+        chips = failure.die or (failure.chip,)
+        die = compile_die(chips, Path(folder))
+        description = die.models[chips.index(failure.chip)]
+        report = (compare or _compare)(description, die, failure.stimulus)
     return None if report.passed or report.first is None else report.first.sentence()
 
 
@@ -301,20 +324,55 @@ def run_range(
 ) -> Iterator[tuple[int, SweepChip, Outcome]]:
     """Check chips by number; failures are shrunk and saved in ``out``."""
 
-    def again(chip: SweepChip) -> Failure | None:
+    def alone(chip: SweepChip) -> Failure | None:
         with tempfile.TemporaryDirectory() as folder:
-            return check(chip, Path(folder), examples=examples, compare=compare).failure
+            die = compile_die([chip], Path(folder))
+            return check(chip, die.models[0], die, examples=examples, compare=compare).failure
 
-    for number in numbers:
-        chip = chip_number(number)
+    at = 0
+    while at < len(numbers):
+        chips = die_number(numbers[at])
         with tempfile.TemporaryDirectory() as folder:
-            outcome = check(chip, Path(folder), examples=examples, compare=compare)
-        if outcome.failure is not None:
-            save(outcome.failure, out)  # before the shrinking, which takes long
-            outcome = replace(outcome, failure=shrink(outcome.failure, again, limit=limit))
-            assert outcome.failure is not None
-            save(outcome.failure, out)
-        yield number, chip, outcome
+            die = compile_die(chips, Path(folder))
+            while at < len(numbers) and die_number(numbers[at]) == chips:
+                chip = chip_number(numbers[at])
+                description = die.models[chips.index(chip)]
+                outcome = check(chip, description, die, examples=examples, compare=compare)
+                if outcome.failure is not None:
+                    found = replace(outcome.failure, die=chips)
+                    save(found, out)  # before the shrinking, which takes long
+                    single = alone(chip)
+                    if single is not None:
+                        found = shrink(single, alone, limit=limit)
+                        save(found, out)
+                    outcome = replace(outcome, failure=found)
+                yield numbers[at], chip, outcome
+                at += 1
+
+
+_COUNTS = ("n_runs", "n_tokens", "n_logits", "n_writes", "n_events")
+
+
+def _kept(path: Path | None) -> dict[int, dict[str, Any]]:
+    """Read the chips that are done, of those that are drawn now."""
+    if path is None or not path.is_file():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {
+        line["number"]: line
+        for line in lines
+        if line["chip"] == chip_number(line["number"]).to_json()
+    }
+
+
+def _keep(path: Path, number: int, chip: SweepChip, outcome: Outcome) -> dict[str, Any]:
+    line = {"number": number, "chip": chip.to_json()}
+    line |= {name: getattr(outcome, name) for name in _COUNTS}
+    line["parted"] = None if outcome.failure is None else outcome.failure.sentence
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+    return line
 
 
 def _cpu_seconds() -> float:
@@ -332,6 +390,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--out", type=Path, default=Path("build/sweep"), help="reproducers")
     parser.add_argument("--limit", type=int, default=30, help="chips that a shrinking may build")
+    parser.add_argument("--examples", type=int, default=EXAMPLES, help="drawn prompts of a chip")
+    parser.add_argument(
+        "--results", type=Path, help="a line for each chip; those that are there are done"
+    )
     parser.add_argument("--replay", type=Path, help="run this reproducer alone")
     parsed = parser.parse_args(arguments)
     if parsed.replay is not None:
@@ -340,25 +402,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(found is not None)
     if parsed.count < 1 or parsed.first < 0:
         parser.error("--count must be at least 1 and --first at least 0")
-    chips: list[SweepChip] = []
-    total = Outcome()
-    n_failed = 0
-    numbers = range(parsed.first, parsed.first + parsed.count)
+    wanted = range(parsed.first, parsed.first + parsed.count)
+    done = _kept(parsed.results)
+    results = parsed.results or parsed.out / "results.jsonl"
     begun = _cpu_seconds()
-    for number, chip, outcome in run_range(numbers, out=parsed.out, limit=parsed.limit):
-        chips.append(chip)
-        for name in ("n_runs", "n_tokens", "n_logits", "n_writes", "n_events"):
-            setattr(total, name, getattr(total, name) + getattr(outcome, name))
-        line = f"chip {number}: {outcome.n_runs} runs, {outcome.n_writes} writes"
-        if outcome.failure is not None:
-            n_failed += 1
-            line += f": PARTED at {outcome.failure.sentence}"
-        sys.stderr.write(f"{line} ({_cpu_seconds() - begun:.0f} s of CPU)\n")
-    _say("\n".join(coverage_lines(chips)))
+    missing = [number for number in wanted if number not in done]
+    for number, chip, outcome in run_range(
+        missing, out=parsed.out, limit=parsed.limit, examples=parsed.examples
+    ):
+        done[number] = line = _keep(results, number, chip, outcome)
+        said = f"chip {number}: {line['n_runs']} runs, {line['n_writes']} writes"
+        if line["parted"] is not None:
+            said += f": PARTED at {line['parted']}"
+        sys.stderr.write(f"{said} ({_cpu_seconds() - begun:.0f} s of CPU)\n")
+    lines = [done[number] for number in wanted]
+    _say("\n".join(coverage_lines([SweepChip(**line["chip"]) for line in lines])))
+    total = {name: sum(line[name] for line in lines) for name in _COUNTS}
+    n_failed = sum(line["parted"] is not None for line in lines)
     _say(
-        f"{len(chips)} chips, {total.n_runs} runs, {total.n_tokens} tokens, {total.n_logits} "
-        f"logits, {total.n_writes} written elements, {total.n_events} instructions: "
-        f"{n_failed} chips with differences"
+        f"{len(lines)} chips, {total['n_runs']} runs, {total['n_tokens']} tokens, "
+        f"{total['n_logits']} logits, {total['n_writes']} written elements, "
+        f"{total['n_events']} instructions: {n_failed} chips with differences"
     )
     return int(n_failed > 0)
 

@@ -1,4 +1,8 @@
-"""Chips and models of the sweep: axes, a draw that covers every value, and their compilation."""
+"""Chips and models of the sweep: axes, a draw that covers every value, and their compilation.
+
+A draw has a few builds, and on each several models that differ in what the Verilog does not depend
+on (`romsim_rtl.die`): layers, vocabulary, formats, adapters.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 
 from romsim_compiler.choices import parse_rules
 from romsim_compiler.description import Description
+from romsim_compiler.kv import parse_kv
 from romsim_compiler.pipeline import CompileOptions, compile_model
 from romsim_compiler.target import Target
 from romsim_models.lora import read_adapter
@@ -22,48 +27,72 @@ from tests.tiny_chips import sized_target, write_adapter
 __all__ = [
     "AXES",
     "BLOCK",
+    "DIES",
+    "DIE_AXES",
+    "FIRST",
     "LEAST",
+    "MODEL_AXES",
     "SweepChip",
+    "block_of",
     "build_size",
     "chip_number",
     "compile_chip",
     "coverage",
     "coverage_lines",
+    "die_number",
     "draw_block",
     "is_covered",
     "simpler",
 ]
 
-BLOCK = 25
-"""Chips of one draw, which covers every value of every axis."""
+FIRST = 25
+"""Chips of the first draw, which `make test` runs."""
+
+BLOCK = 100
+"""Chips of every other draw."""
+
+DIES = 4
+"""Builds of a draw: its chips are models that share them."""
 
 LEAST = 5
 """Times that every value of every axis stands in a draw."""
 
-AXES: dict[str, dict[Any, int]] = {
-    # value: times in a draw before chips are made possible; the simplest value first
-    "n_tiles": {1: 5, 2: 10, 4: 5, 8: 5},
-    "n_cells": {1: 8, 2: 9, 4: 8},
-    "width": {"32/32": 14, "32/64": 5, "64/64": 6},
-    "word_elems": {32: 17, 64: 8},
-    "heads_parallel": {1: 11, 2: 8, 3: 6},
-    "attn_block": {8: 12, 16: 13},
-    "n_inflight": {1: 7, 2: 11, 3: 7},
-    "hop": {1: 13, 3: 12},
-    "codes": {"int4 on 4": 6, "int2 on 2": 6, "int4 on 2": 6, "ternary": 7},
-    "group": {32: 14, 64: 11},
-    "wide": {"none": 8, "head": 9, "head and down": 8},
-    "family": {"llama": 15, "bitnet": 10},
-    "heads": {"1/1": 6, "2/2": 6, "4/2": 7, "3/1": 6},
-    "head_dim": {32: 14, 64: 6, 96: 5},
-    "dim": {64: 8, 96: 9, 128: 8},
-    "hidden_dim": {64: 8, 192: 8, 160: 9},
-    "vocab_size": {33: 8, 64: 8, 131: 9},
-    "is_tied": {True: 13, False: 12},
-    "n_layers": {1: 6, 2: 12, 3: 7},
-    "context": {12: 9, 21: 8, 40: 8},
-    "rank": {0: 9, 4: 5, 8: 5, 32: 6},
+DIE_AXES: dict[str, tuple[Any, ...]] = {
+    # the simplest value first
+    "n_tiles": (1, 2, 4, 8),
+    "n_cells": (1, 2, 4),
+    "width": ("32/32", "32/64", "64/64"),
+    "word_elems": (32, 64),
+    "heads_parallel": (1, 2, 3),
+    "attn_block": (8, 16),
+    "n_inflight": (1, 2, 3),
+    "hop": (1, 3),
+    "group": (32, 64),
+    "family": ("llama", "bitnet"),
+    "heads": ("1/1", "2/2", "4/2", "3/1"),
+    "head_dim": (32, 64, 96),
+    "dim": (64, 96, 128),
+    "hidden_dim": (64, 192, 160),
+    "context": (12, 21, 40),
+    "kv": ("int8", "int4", "int2", "window,window=7,codec=int8"),
 }
+"""What the Verilog of a chip depends on."""
+
+MODEL_AXES: dict[str, tuple[Any, ...]] = {
+    "codes": ("int4 on 4", "int2 on 2", "int4 on 2", "ternary"),
+    "wide": ("none", "head", "head and down"),
+    "vocab_size": (33, 64, 131),
+    "is_tied": (True, False),
+    "n_layers": (1, 2, 3),
+    "rank": (0, 4, 8, 32),
+}
+"""What models of one build have of their own, within the bits of its lanes."""
+
+AXES: dict[str, tuple[Any, ...]] = DIE_AXES | MODEL_AXES
+"""All axes."""
+
+_CODES = (("int4 on 4",), ("int2 on 2", "int4 on 2"), ("int2 on 2", "int4 on 2"), ("ternary",))
+"""Formats of the models on each build of a draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +120,7 @@ class SweepChip:
     n_layers: int
     context: int
     rank: int  # of two resident adapters; 0 for none
+    kv: str = "int8"
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -103,10 +133,15 @@ class SweepChip:
         n_heads, n_kv = map(int, self.heads.split("/"))
         return "MHA" if n_heads == n_kv else "MQA" if n_kv == 1 else "GQA"
 
+    @property
+    def lanes(self) -> tuple[bool, int]:
+        """Whether lanes are ternary, and their bits."""
+        is_ternary = self.codes == "ternary"
+        return is_ternary, 2 if is_ternary else int(self.codes[-1])
+
     def target(self) -> Target:
         """The architecture."""
-        ternary = self.codes == "ternary"
-        lane_bits = 2 if ternary else int(self.codes[-1])
+        ternary, lane_bits = self.lanes
         word_codes, n_lanes = map(int, self.width.split("/"))
         target = sized_target(
             "small-ternary" if ternary else "small",
@@ -125,7 +160,8 @@ class SweepChip:
             broadcast_cycles=self.hop,
             collect_cycles=self.hop,
         )
-        return replace(target, vector=replace(target.vector, sram_kib=256))
+        kv = parse_kv(self.kv)
+        return replace(target, vector=replace(target.vector, sram_kib=256), kv=kv)
 
     def spec(self) -> ModelSpec:
         """The model's shape."""
@@ -163,8 +199,8 @@ class SweepChip:
 
 
 def _possible(chip: SweepChip) -> SweepChip:
-    """Change what the compiler would refuse: groups divide the columns of every matrix."""
-    if chip.group == 64:
+    """Change what the compiler would refuse, or do otherwise by itself."""
+    if chip.group == 64:  # groups divide the columns of every matrix
         n_heads = int(chip.heads.split("/")[0])
         chip = replace(
             chip,
@@ -172,64 +208,105 @@ def _possible(chip: SweepChip) -> SweepChip:
             hidden_dim=-(-chip.hidden_dim // 64) * 64,
             head_dim=chip.head_dim if n_heads * chip.head_dim % 64 == 0 else 64,
         )
+    if chip.kv.startswith("window"):  # a token would write where the one before it reads
+        chip = replace(chip, n_inflight=1)
     return chip
 
 
 def build_size(chip: SweepChip) -> float:
-    """Estimate a chip's build: megabytes of Verilog of unit V's groups and of all tiles."""
+    """Estimate a chip's build: megabytes of C++ of unit V's groups and of all tiles."""
     word_blocks = chip.word_elems // 32
-    tile = 0.1 + word_blocks * (0.12 * chip.heads_parallel + 0.15 * (chip.rank > 0))
-    return 0.3 + 0.5 * (int(chip.width.split("/")[1]) // 32) + tile * chip.n_tiles
+    tile = word_blocks * (0.3 * chip.heads_parallel + 2.2 * (chip.rank > 0))
+    return 1 + 3 * (int(chip.width.split("/")[1]) // 32) + tile * chip.n_tiles
 
 
-def _spread(columns: dict[str, list[Any]], draw: random.Random, n_swaps: int) -> None:
-    """Swap values between chips where that makes the larger of two builds smaller."""
-    costly = ("n_tiles", "width", "word_elems", "heads_parallel", "rank")
+def _die_columns(draw: random.Random) -> dict[str, list[Any]]:
+    """Draw every axis of a draw's builds; what an axis has too few values for is drawn again."""
+    columns = {}
+    for name, values in DIE_AXES.items():
+        column = [*values * (DIES // len(values)), *draw.sample(values, DIES % len(values))]
+        draw.shuffle(column)
+        columns[name] = column
+    return columns
 
-    def size(row: int) -> float:
-        return build_size(SweepChip(**{name: columns[name][row] for name in AXES}))
 
-    for _ in range(n_swaps):
-        column = columns[draw.choice(costly)]
-        one, two = draw.sample(range(BLOCK), 2)
-        before = max(size(one), size(two))
-        column[one], column[two] = column[two], column[one]
-        if max(size(one), size(two)) > before:
-            column[one], column[two] = column[two], column[one]
+def _model_column(name: str, count: int, draw: random.Random) -> list[Any]:
+    """Draw an axis of the models: every value as often, but for vocabularies of any size."""
+    values = MODEL_AXES[name]
+    if name == "vocab_size":
+        column = list(values) * max(LEAST, count // 10)
+        column += [draw.randrange(33, 161) for _ in range(count - len(column))]
+    elif name == "rank":  # of builds with adapters
+        column = list(values[1:]) * max(LEAST, count // 4)
+        column += [0] * (count - len(column))
+    else:
+        column = [values[index % len(values)] for index in range(count)]
+    draw.shuffle(column)
+    return column
+
+
+def _draw(number: int, attempt: int) -> list[list[SweepChip]]:
+    draw = random.Random(f"romsim sweep {number} {attempt}")
+    count = BLOCK if number else FIRST
+    first_seed = FIRST + (number - 1) * BLOCK if number else 0
+    columns = _die_columns(draw)
+    plain = draw.randrange(DIES)  # the build without adapters
+    sizes = [count // DIES + (index < count % DIES) for index in range(DIES)]
+    ranks = _model_column("rank", count - sizes[plain], draw)
+    models = {
+        name: _model_column(name, count, draw)
+        for name in MODEL_AXES
+        if name not in ("codes", "rank")
+    }
+    dies: list[list[SweepChip]] = []
+    for index, size in enumerate(sizes):
+        die = {name: column[index] for name, column in columns.items()}
+        chips = []
+        for at in range(size):
+            own = {name: column.pop() for name, column in models.items()}
+            own["rank"] = 0 if index == plain else ranks.pop()
+            own["codes"] = _CODES[index][at % len(_CODES[index])]
+            seed = first_seed + sum(map(len, dies)) + at
+            chips.append(_possible(SweepChip(**die, **own, seed=seed)))
+        dies.append(chips)
+    return dies
 
 
 @cache
-def draw_block(number: int) -> tuple[SweepChip, ...]:
-    """Draw `BLOCK` chips that cover every axis; the same number gives the same chips.
+def draw_block(number: int) -> tuple[tuple[SweepChip, ...], ...]:
+    """Draw chips that cover every axis, by build; the same number gives the same chips.
 
-    The first draw, which `make test` runs, has the smallest builds that a draw can have; the
-    others meet large and small as they come, but for the very largest.
+    The first draw, which `make test` runs, has the smallest builds of many that cover; the others
+    meet large and small as they come, but for the very largest.
     """
+    found: list[list[list[SweepChip]]] = []
     attempt = 0
-    while True:
-        draw = random.Random(f"romsim sweep {number} {attempt}")
-        columns = {}
-        for name, values in AXES.items():
-            column = [value for value, times in values.items() for _ in range(times)]
-            draw.shuffle(column)
-            columns[name] = column
-        _spread(columns, draw, 60 if number else 4000)
-        chips = [
-            _possible(
-                SweepChip(
-                    seed=number * BLOCK + index, **{name: columns[name][index] for name in AXES}
-                )
-            )
-            for index in range(BLOCK)
-        ]
-        if is_covered(chips):
-            return tuple(chips)
+    while len(found) < (4 if number else 100):
+        dies = _draw(number, attempt)
+        if is_covered([chip for die in dies for chip in die]):
+            found.append(dies)
         attempt += 1
+    best = min(found, key=lambda dies: sum(max(map(build_size, die)) for die in dies))
+    return tuple(tuple(die) for die in best)
+
+
+def block_of(number: int) -> int:
+    """Give the draw in which the chip of a number from 0 on is."""
+    return 0 if number < FIRST else 1 + (number - FIRST) // BLOCK
+
+
+def die_number(number: int) -> tuple[SweepChip, ...]:
+    """Give all chips of the build that the chip of a number from 0 on is on."""
+    for die in draw_block(block_of(number)):
+        if number <= die[-1].seed:
+            return die
+    raise AssertionError(number)
 
 
 def chip_number(number: int) -> SweepChip:
     """Give the chip of a number from 0 on."""
-    return draw_block(number // BLOCK)[number % BLOCK]
+    die = die_number(number)
+    return die[number - die[0].seed]
 
 
 def coverage(chips: Sequence[SweepChip]) -> dict[str, Counter[Any]]:
@@ -238,7 +315,12 @@ def coverage(chips: Sequence[SweepChip]) -> dict[str, Counter[Any]]:
 
 
 def is_covered(chips: Sequence[SweepChip]) -> bool:
-    """Whether every value is there `LEAST` times, and half the chips have tiles and layers."""
+    """Whether every value is there `LEAST` times, and half the chips have tiles and layers.
+
+    No two chips are the same one.
+    """
+    if len({replace(chip, seed=0) for chip in chips}) < len(chips):
+        return False
     counts = coverage(chips)
     several = sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips)
     return 2 * several >= len(chips) and all(
@@ -257,6 +339,8 @@ def coverage_lines(chips: Sequence[SweepChip]) -> list[str]:
     lines.append("attention       " + ", ".join(f"{k}: {kinds[k]}" for k in sorted(kinds)))
     several = sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips)
     lines.append(f"several tiles and several layers: {several} of {len(chips)}")
+    n_dies = len({tuple(getattr(chip, n) for n in DIE_AXES) + chip.lanes for chip in chips})
+    lines.append(f"builds: {n_dies}")
     return lines
 
 

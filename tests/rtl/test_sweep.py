@@ -18,11 +18,13 @@ from romsim.rtl_report import RtlReport
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
+from romsim_rtl.die import Die
 from tests.rtl.sweep import (
     OPTIONS,
     Failure,
     Stimulus,
     check,
+    compile_die,
     fixed_stimulus,
     main,
     replay,
@@ -34,12 +36,17 @@ from tests.rtl.sweep import (
 from tests.rtl.sweep_chips import (
     AXES,
     BLOCK,
+    DIE_AXES,
+    DIES,
+    FIRST,
     LEAST,
     SweepChip,
+    block_of,
     chip_number,
     compile_chip,
     coverage,
     coverage_lines,
+    die_number,
     draw_block,
     simpler,
 )
@@ -49,22 +56,33 @@ SIMPLEST = SweepChip(**{name: next(iter(values)) for name, values in AXES.items(
 STIMULUS = Stimulus(prompts=(RtlPrompt(tokens=(1,)),), sram_seed=None)
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(6))
 def test_every_draw_covers_every_value_of_every_axis(number: int) -> None:
-    chips = draw_block(number)
-    assert len(chips) == BLOCK == 25
+    dies = draw_block(number)
+    chips = [chip for die in dies for chip in die]
+    assert len(chips) == (BLOCK if number else FIRST)
+    assert FIRST == 25
+    assert len(dies) == DIES
+    for die in dies:
+        for name in DIE_AXES:
+            assert len({getattr(chip, name) for chip in die}) == 1, name
+        assert len({chip.target() for chip in die}) == 1
     for name, counts in coverage(chips).items():
         assert set(AXES[name]) <= set(counts)
         assert all(counts[value] >= LEAST == 5 for value in AXES[name]), name
     assert Counter(chip.kind for chip in chips).keys() == {"MHA", "GQA", "MQA"}
-    assert 2 * sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips) >= BLOCK
-    assert [chip.seed for chip in chips] == list(range(number * BLOCK, (number + 1) * BLOCK))
-    assert chips == draw_block(number)
-    assert chips[3] == chip_number(number * BLOCK + 3)
+    assert 2 * sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips) >= len(chips)
+    first = chips[0].seed
+    assert first == (FIRST + (number - 1) * BLOCK if number else 0)
+    assert [chip.seed for chip in chips] == list(range(first, first + len(chips)))
+    assert dies == draw_block(number)
+    assert chips[13] == chip_number(first + 13)
+    assert chips[13] in die_number(first + 13)
+    assert block_of(first) == block_of(first + len(chips) - 1) == number
 
 
 def test_chips_of_different_draws_are_different() -> None:
-    chips = {replace(chip, seed=0) for number in range(20) for chip in draw_block(number)}
+    chips = {replace(chip_number(number), seed=0) for number in range(500)}
     assert len(chips) == 500
 
 
@@ -79,7 +97,11 @@ def test_coverage_is_printed_axis_by_axis() -> None:
     lines = coverage_lines([SIMPLEST, replace(SIMPLEST, n_tiles=8, n_layers=2, dim=192)])
     assert lines[0] == "n_tiles         1: 1, 2: 0, 4: 0, 8: 1"
     assert "dim             64: 1, 96: 0, 128: 0, 192: 1" in lines
-    assert lines[-2:] == ["attention       MHA: 2", "several tiles and several layers: 1 of 2"]
+    assert lines[-3:] == [
+        "attention       MHA: 2",
+        "several tiles and several layers: 1 of 2",
+        "builds: 2",
+    ]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -109,7 +131,8 @@ def test_shrinking_leaves_only_what_the_fault_needs() -> None:
         wrong = chip.n_tiles > 1 and chip.codes == "ternary" and chip.head_dim > 32
         return Failure(chip=chip, stimulus=STIMULUS, sentence="wrong") if wrong else None
 
-    (chip,) = [c for c in draw_block(0) if is_wrong(c)][:1]
+    (chip,) = [chip_number(n) for n in range(500) if is_wrong(chip_number(n))][:1]
+    tried.clear()
     failure = Failure(chip=chip, stimulus=STIMULUS, sentence="wrong")
     small = shrink(failure, is_wrong, limit=200).chip
     assert small == replace(SIMPLEST, n_tiles=2, codes="ternary", head_dim=64, seed=chip.seed)
@@ -127,7 +150,7 @@ def test_a_file_that_is_no_reproducer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.verilator
 def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
-    def with_a_flipped_bit(description: Description, stimulus: Stimulus) -> RtlReport:
+    def with_a_flipped_bit(description: Description, die: Die, stimulus: Stimulus) -> RtlReport:
         folder = copied(description.path, Path(f"{description.path}-flipped"))
         rom = RomFile(folder)
         rom.flip_code_bit("L0.down", 3, 5, bit=2)
@@ -139,12 +162,17 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
             )
             flipped = Description.load(reseal(folder))
             report = compare_rtl_prompts(
-                flipped, stimulus.prompts, options=OPTIONS, sram_seed=stimulus.sram_seed
+                flipped,
+                stimulus.prompts,
+                options=OPTIONS,
+                die=die,
+                sram_seed=stimulus.sram_seed,
             )
         shutil.rmtree(folder)
         return report
 
-    found = check(SIMPLEST, tmp_path / "chip", compare=with_a_flipped_bit).failure
+    die = compile_die([SIMPLEST], tmp_path)
+    found = check(SIMPLEST, die.models[0], die, compare=with_a_flipped_bit).failure
     assert found is not None
     assert found.chip == SIMPLEST
     assert found.stimulus == Stimulus(prompts=(RtlPrompt(tokens=(0,)),), sram_seed=None)
@@ -156,15 +184,18 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert replay(path) is None
 
 
-@pytest.mark.slow
 @pytest.mark.verilator
-@pytest.mark.parametrize("number", range(BLOCK))
-def test_rtl_equals_the_cycle_model_on_a_drawn_chip(number: int, tmp_path: Path) -> None:
-    ((_, chip, outcome),) = run_range([number], out=tmp_path, limit=0, examples=1)
-    assert outcome.failure is None, outcome.failure
-    assert outcome.n_runs >= 2
-    assert outcome.n_tokens > chip.context
-    assert min(outcome.n_writes, outcome.n_logits, outcome.n_events) > 0
+@pytest.mark.parametrize("number", range(DIES))
+def test_rtl_equals_the_cycle_model_on_drawn_chips(number: int, tmp_path: Path) -> None:
+    drawn = draw_block(0)[number]
+    seen = []
+    for _, chip, outcome in run_range([c.seed for c in drawn], out=tmp_path, limit=0, examples=1):
+        assert outcome.failure is None, outcome.failure
+        assert outcome.n_runs >= 2
+        assert outcome.n_tokens > chip.context
+        assert min(outcome.n_writes, outcome.n_logits, outcome.n_events) > 0
+        seen.append(chip)
+    assert tuple(seen) == drawn
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,7 +216,9 @@ def test_command_line_says_what_was_covered(
         wall_s=0.0,
     )
     monkeypatch.setattr("tests.rtl.sweep._compare", lambda *_: report)
-    assert main(["--count", "2", "--first", "7", "--out", str(tmp_path)]) == 0
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--count", "2", "--first", "7", "--results", "kept.jsonl"]
+    assert main(arguments) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].startswith("n_tiles ")
@@ -194,3 +227,11 @@ def test_command_line_says_what_was_covered(
         lines[-1],
     )
     assert re.match(r"chip 7: \d+ runs, \d+ writes \(\d+ s of CPU\)\nchip 8: ", err)
+    kept = Path("kept.jsonl").read_text()
+    assert [json.loads(line)["number"] for line in kept.splitlines()] == [7, 8]
+    # nothing is done again, and a chip that is drawn otherwise by now is
+    assert main(arguments) == 0
+    assert capsys.readouterr() == (out, "")
+    Path("kept.jsonl").write_text(kept.replace('"vocab_size": ', '"vocab_size": 1', 1))
+    assert main(arguments) == 0
+    assert re.match(r"chip 7: [^\n]*\n$", capsys.readouterr().err)
