@@ -129,7 +129,9 @@ def verilate(
         "--threads",
         str(threads),
         "-MAKEFLAGS",
-        f"OPT_FAST={opt} OPT_SLOW={'-O0' if opt == '-O0' else '-O1'} OPT_GLOBAL=-O2",
+        # of what runs once, and of Verilator's own run-time
+        f"OPT_FAST={opt} "
+        + ("OPT_SLOW=-O0 OPT_GLOBAL=-O0" if opt == "-O0" else "OPT_SLOW=-O1 OPT_GLOBAL=-O2"),
         "-LDFLAGS",
         " ".join(["-pthread", *ldflags]),
         # Each file costs more than a second for its headers alone; g++ -O0 is done with a small

@@ -5,9 +5,9 @@
 
 Chip number N is always the same one, and ``--results`` keeps a line for each chip that is done, so
 that a run goes on where another has stopped. The models of one build run one after the other, each
-compared with a cycle model of its own. For each chip the prompts are drawn by hypothesis, which also
-shrinks them; then the chip, alone on its build, is made simpler, an axis at a time, for as long as it
-still fails.
+compared with a cycle model of its own. For each chip the prompts are drawn by hypothesis, which
+also shrinks them; then the chip, alone on its build, is made simpler, an axis at a time, for as
+long as it still fails.
 """
 
 from __future__ import annotations

@@ -91,8 +91,13 @@ MODEL_AXES: dict[str, tuple[Any, ...]] = {
 AXES: dict[str, tuple[Any, ...]] = DIE_AXES | MODEL_AXES
 """All axes."""
 
-_CODES = (("int4 on 4",), ("int2 on 2", "int4 on 2"), ("int2 on 2", "int4 on 2"), ("ternary",))
-"""Formats of the models on each build of a draw."""
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "codes": (("int4 on 4",), ("int2 on 2", "int4 on 2"), ("int2 on 2", "int4 on 2"), ("ternary",)),
+    "has_adapters": (True, True, False, False),
+}
+"""Of the builds of a draw: formats that models may have, and whether they may have adapters."""
+
+_SHARES = {True: (8, 7), False: (5, 5)}  # of 25 chips, to builds with adapters and without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,20 +218,49 @@ def _possible(chip: SweepChip) -> SweepChip:
     return chip
 
 
-def build_size(chip: SweepChip) -> float:
-    """Estimate a chip's build: megabytes of C++ of unit V's groups and of all tiles."""
-    word_blocks = chip.word_elems // 32
-    tile = word_blocks * (0.3 * chip.heads_parallel + 2.2 * (chip.rank > 0))
-    return 1 + 3 * (int(chip.width.split("/")[1]) // 32) + tile * chip.n_tiles
+def build_size(*, n_tiles: int, width: str, word_elems: int, heads: int, rank: int) -> float:
+    """Estimate a build: megabytes of C++, and as much again as the Verilog of a tile costs.
+
+    Parameters
+    ----------
+    heads
+        Query heads that are multiplied with one KV word.
+    rank
+        Of adapters; 0 for none.
+    """
+    tile = word_elems // 32 * (0.4 * heads + 2.0 * (rank > 0))
+    return 1 + 3 * (int(width.split("/")[1]) // 32) + tile * (n_tiles + 1.5)
 
 
-def _die_columns(draw: random.Random) -> dict[str, list[Any]]:
-    """Draw every axis of a draw's builds; what an axis has too few values for is drawn again."""
-    columns = {}
-    for name, values in DIE_AXES.items():
+def _die_columns(draw: random.Random, n_swaps: int) -> dict[str, list[Any]]:
+    """Draw every axis of a draw's builds; what an axis has too few values for is drawn again.
+
+    Values are swapped between builds where that makes both together smaller.
+    """
+    columns: dict[str, list[Any]] = {}
+    for name, values in (DIE_AXES | _KINDS).items():
         column = [*values * (DIES // len(values)), *draw.sample(values, DIES % len(values))]
         draw.shuffle(column)
         columns[name] = column
+
+    def size(row: int) -> float:
+        return build_size(
+            n_tiles=columns["n_tiles"][row],
+            width=columns["width"][row],
+            word_elems=columns["word_elems"][row],
+            heads=columns["heads_parallel"][row],
+            rank=int(columns["has_adapters"][row]),
+        )
+
+    for _ in range(n_swaps):
+        column = columns[
+            draw.choice(("n_tiles", "width", "word_elems", "heads_parallel", "has_adapters"))
+        ]
+        one, two = draw.sample(range(DIES), 2)
+        before = size(one) + size(two)
+        column[one], column[two] = column[two], column[one]
+        if size(one) + size(two) > before:
+            column[one], column[two] = column[two], column[one]
     return columns
 
 
@@ -245,30 +279,28 @@ def _model_column(name: str, count: int, draw: random.Random) -> list[Any]:
     return column
 
 
-def _draw(number: int, attempt: int) -> list[list[SweepChip]]:
+def _draw(number: int, attempt: int) -> list[tuple[SweepChip, ...]]:
     draw = random.Random(f"romsim sweep {number} {attempt}")
     count = BLOCK if number else FIRST
-    first_seed = FIRST + (number - 1) * BLOCK if number else 0
-    columns = _die_columns(draw)
-    plain = draw.randrange(DIES)  # the build without adapters
-    sizes = [count // DIES + (index < count % DIES) for index in range(DIES)]
-    ranks = _model_column("rank", count - sizes[plain], draw)
-    models = {
-        name: _model_column(name, count, draw)
-        for name in MODEL_AXES
-        if name not in ("codes", "rank")
-    }
-    dies: list[list[SweepChip]] = []
+    columns = _die_columns(draw, 200 if number else 2000)
+    shares = {has: list(sizes) for has, sizes in _SHARES.items()}
+    sizes = [shares[has].pop() * count // FIRST for has in columns["has_adapters"]]
+    models = {name: _model_column(name, count, draw) for name in MODEL_AXES if name != "codes"}
+    n_adapted = sum(size for size, has in zip(sizes, columns["has_adapters"], strict=True) if has)
+    models["rank"] = _model_column("rank", n_adapted, draw)
+    seed = FIRST + (number - 1) * BLOCK if number else 0
+    dies = []
     for index, size in enumerate(sizes):
-        die = {name: column[index] for name, column in columns.items()}
+        die = {name: columns[name][index] for name in DIE_AXES}
+        codes = columns["codes"][index]
         chips = []
-        for at in range(size):
-            own = {name: column.pop() for name, column in models.items()}
-            own["rank"] = 0 if index == plain else ranks.pop()
-            own["codes"] = _CODES[index][at % len(_CODES[index])]
-            seed = first_seed + sum(map(len, dies)) + at
+        for _ in range(size):
+            own = {name: column.pop() for name, column in models.items() if name != "rank"}
+            own["rank"] = models["rank"].pop() if columns["has_adapters"][index] else 0
+            own["codes"] = codes[seed % len(codes)]
             chips.append(_possible(SweepChip(**die, **own, seed=seed)))
-        dies.append(chips)
+            seed += 1
+        dies.append(tuple(chips))
     return dies
 
 
@@ -276,18 +308,15 @@ def _draw(number: int, attempt: int) -> list[list[SweepChip]]:
 def draw_block(number: int) -> tuple[tuple[SweepChip, ...], ...]:
     """Draw chips that cover every axis, by build; the same number gives the same chips.
 
-    The first draw, which `make test` runs, has the smallest builds of many that cover; the others
-    meet large and small as they come, but for the very largest.
+    The first draw, which `make test` runs, has the smallest builds that cover; the others meet
+    large and small as they come, but for the very largest.
     """
-    found: list[list[list[SweepChip]]] = []
     attempt = 0
-    while len(found) < (4 if number else 100):
+    while True:
         dies = _draw(number, attempt)
         if is_covered([chip for die in dies for chip in die]):
-            found.append(dies)
+            return tuple(dies)
         attempt += 1
-    best = min(found, key=lambda dies: sum(max(map(build_size, die)) for die in dies))
-    return tuple(tuple(die) for die in best)
 
 
 def block_of(number: int) -> int:
