@@ -252,7 +252,7 @@ class _VerilogWriter:
 
 
 class _ImageWriter:
-    def __init__(self, description: Description, sizes: Sequence[int]) -> None:
+    def __init__(self, description: Description, sizes: Sequence[int] = ()) -> None:
         self.description, self.sizes = description, sizes
 
     def __call__(self, folder: Path) -> None:
@@ -262,7 +262,7 @@ class _ImageWriter:
 class _ProgramWriter:
     """Another program beside the images of the whole chip."""
 
-    def __init__(self, description: Description, images: Path, sizes: Sequence[int]) -> None:
+    def __init__(self, description: Description, images: Path, sizes: Sequence[int] = ()) -> None:
         self.description, self.images, self.sizes = description, images, sizes
 
     def __call__(self, folder: Path) -> None:

@@ -116,7 +116,7 @@ def test_images_and_verilog_have_names_of_their_content(
     # found again in a cache whose path has a space and an accent
     monkeypatch.setenv("ROMSIM_CACHE", str(tmp_path / "der Prüfung Ablage"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(driver_build, "Top", lambda description: description)
+    monkeypatch.setattr(driver_build, "Top", lambda description, die: description)
     monkeypatch.setattr(driver_build, "verilog_texts", lambda top: {"romsim_top.v": "module"})
     first = write_chip(chip)
     monkeypatch.setattr(driver_build, "verilog_texts", lambda top: pytest.fail("written anew"))
