@@ -20,6 +20,7 @@ from romsim.area_parts import (
     parts_of,
     sum_bits,
 )
+from romsim.area_synthesised import has_rtl, rtl_parts_of
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
@@ -199,6 +200,7 @@ def estimate_area(
     rom_style: str | None = None,
     zero_bits: float | None = None,
     synthesised: Mapping[tuple[str, str], Part] | None = None,
+    logic: str = "rtl",
 ) -> AreaReport:
     """Return the area of a chip, component by component.
 
@@ -216,17 +218,22 @@ def estimate_area(
         Share of zero bits in a synthesised ROM; a default by encoding when left out.
     synthesised
         Measured area of one of a component, by (unit, component): it replaces the estimate.
+    logic
+        ``"rtl"``: the L-units' logic is that of this project's RTL where the target
+        has RTL; ``"parts"``: counted from lanes, adders and registers.
 
     Raises
     ------
     SpecError
-        If the style is neither of the two, the share of zero bits no share, or a synthesised
+        If style or logic is neither of the two, the share of zero bits no share, or a synthesised
         component unknown.
     """
     tech = technology if technology is not None else load_technology(target.technology)
     style = rom_style if rom_style is not None else tech.rom_style
     if style not in ("compiler", "logic"):
         raise SpecError(f"ROM style must be 'compiler' or 'logic', not {style!r}")
+    if logic not in ("rtl", "parts"):
+        raise SpecError(f"Logic must be 'rtl' or 'parts', not {logic!r}")
     share = zero_bits if zero_bits is not None else default_zero_bits(target)
     if not 0 <= share < 1:
         raise SpecError(f"Share of zero bits must be from 0 to below 1, not {share!r}")
@@ -234,9 +241,13 @@ def estimate_area(
     parts = parts_of(tech)
     widths = _Widths.of(target, spec)
     build = _Builder(synthesised or {})
-    _l_units(build, parts, target, widths, parts.rom(
-        words, target.array.word_bits, style=style, zero_bits=share, logic=WEIGHT_LOGIC
-    ))  # fmt: skip
+    rom = parts.rom(words, target.array.word_bits, style=style, zero_bits=share, logic=WEIGHT_LOGIC)
+    build.add("L-units", "ROM", target.array.n_tiles * target.array.n_cells, rom)
+    if logic == "rtl" and has_rtl(target):
+        _l_units_of_rtl(build, tech, target)
+    else:
+        _l_units(build, parts, target)
+    _x_buffers(build, parts, target, widths)
     _h_units(build, parts, target, widths)
     _vector_unit(build, parts, target)
     _network(build, parts, target)
@@ -254,11 +265,20 @@ def chip_area_mm2(target: Target, spec: ModelSpec | None = None) -> float:
     return estimate_area(target, spec=spec).total_mm2.mid
 
 
-def _l_units(build: _Builder, parts: Parts, target: Target, widths: _Widths, rom: Part) -> None:
+def _l_units_of_rtl(build: _Builder, tech: Technology, target: Target) -> None:
+    """Take the logic from synthesis: each cell may have a row and a port of the x buffer alone."""
+    parts, n_cells = rtl_parts_of(tech), target.array.n_tiles * target.array.n_cells
+    build.add("L-units", "cells", n_cells, parts.cell(target))
+    build.add("L-units", "rows", n_cells, parts.row())
+    build.add("L-units", "x registers", n_cells, parts.x_port(target))
+    total = parts_of(tech).accumulator(64)
+    build.add("L-units", "row-sum tree", target.array.n_tiles * (target.array.n_cells - 1), total)
+
+
+def _l_units(build: _Builder, parts: Parts, target: Target) -> None:
     array, batch = target.array, target.schedule.n_batch
     n_cells = array.n_tiles * array.n_cells
     is_mx = target.formats.activation == "mxint8"
-    build.add("L-units", "ROM", n_cells, rom)
     lane = parts.lane(array.encoding, target.formats.activation, lane_bits=array.lane_bits)
     build.add("L-units", "multiply lanes", array.n_lanes * batch, lane)
     build.add("L-units", "word registers", n_cells, parts.flops(array.word_bits))
@@ -278,10 +298,15 @@ def _l_units(build: _Builder, parts: Parts, target: Target, widths: _Widths, rom
         array.n_tiles * batch * (array.n_cells - 1),
         parts.accumulator(64),
     )
+
+
+def _x_buffers(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
     # Codes, a shift and a sum per block of 32, a word for each ROM word of the longest row.
+    array, blocks = target.array, target.array.word_codes // MX_BLOCK
     bits = array.word_codes * 8 + blocks * (8 + 13)
     depth = -(-widths.inner // array.word_codes) * target.schedule.n_inflight
-    build.add("L-units", "x buffers", array.n_tiles * batch, parts.sram(depth, bits))
+    n_buffers = array.n_tiles * target.schedule.n_batch
+    build.add("L-units", "x buffers", n_buffers, parts.sram(depth, bits))
 
 
 def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:

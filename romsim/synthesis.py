@@ -1,8 +1,8 @@
 """Synthesis of a chip's own RTL: cells and area of every module, and the clock that it can reach.
 
 The longest path of each module is set against the target's clock: logic in FO4 times the wire
-factor, and the overhead of registers (docs/area.md, "Clock"). A path that begins at a memory has
-the memory's access time before it.
+factor, and the overhead of registers (docs/area.md, "Clock"). A path that begins at a memory
+has the memory's access time before it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from romsim.area import estimate_area
+from romsim.rtl_clock import path_period_ps
 from romsim.synthesis_report import ModuleRow, SynthesisReport, UnitRow
 from romsim_compiler.description import Description
 from romsim_compiler.technology import Range, Technology
@@ -21,7 +22,7 @@ from romsim_rtl.synthesis import ModuleSynthesis, check_technology, rtlil_module
 from romsim_rtl.synthesis_cache import synthesise_modules
 from romsim_rtl.top import Top
 
-__all__ = ["UNITS", "path_period_ps", "synth"]
+__all__ = ["UNITS", "synth"]
 
 UNITS = {
     "romsim_cell": "L-units",
@@ -36,18 +37,6 @@ UNITS = {
     "romsim_top": "sequencer",
 }
 """Unit of `romsim.area` that each module belongs to; controllers of all tiles count as network."""
-
-
-def path_period_ps(technology: Technology, start: str, depth_fo4: float) -> Range:
-    """Return the shortest period of a path of ``depth_fo4`` that begins at a start.
-
-    Parameters
-    ----------
-    start
-        One of `romsim_rtl.module_timing.STARTS`.
-    """
-    period = technology.clock_period_ps(depth_fo4)
-    return period if start == "flop" else period + technology[f"clock.{start}_access"].range
 
 
 def synth(

@@ -20,6 +20,7 @@ from romsim.report.model import ChipReport, Report, Table
 from romsim.report.result_files import read_result
 from romsim.report.verify_results import verify_tables
 from romsim.report.zero_bits import ZeroBits, count_zero_bits
+from romsim.rtl_clock import rtl_clock
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.technology_file import load_technology
@@ -224,6 +225,9 @@ def _notes(description: Description) -> list[str]:
             f"Target {target.name} cannot be executed ({target.formats.activation} activations, "
             f"{target.formats.kv} KV): timing, capacity and area only."
         )
+    clock = rtl_clock(target)
+    if clock is not None and not clock.is_met:
+        notes.append(clock.verdict())
     if not description.has_images:
         notes.append("A shape without weights: no ROM images, so no zero-bit densities.")
     for part, home in (

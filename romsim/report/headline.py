@@ -7,6 +7,7 @@ from romsim.design_point import DesignPoint
 from romsim.energy import EnergyReport
 from romsim.report.model import Figure, worst_grade
 from romsim.report.zero_bits import ZeroBits
+from romsim.rtl_clock import rtl_clock
 from romsim.throughput import decode_rates, time_to_first_token
 from romsim_compiler.technology import Range
 
@@ -45,6 +46,7 @@ def headline_figures(
     return (
         *_speed(point, context),
         *_silicon(point, area, zeros),
+        *_clock(point),
         *_energy(point, area, energy),
         *_limits(point, limit),
     )
@@ -129,6 +131,26 @@ def _silicon(point: DesignPoint, area: AreaReport, zeros: ZeroBits | None) -> li
             )
         )
     return figures
+
+
+def _clock(point: DesignPoint) -> list[Figure]:
+    """Return the clock that the target's own RTL reaches; none where it has no RTL."""
+    clock = rtl_clock(point.target)
+    if clock is None:
+        return []
+    slowest = clock.paths[0]
+    return [
+        Figure.ranged(
+            "rtl_mhz",
+            "clock that the L-units of its RTL reach",
+            "MHz",
+            clock.max_mhz,
+            formula=f"1 ÷ period of {slowest.module}: ({slowest.depth_fo4:g} FO4 × wire factor + "
+            f"overhead) × FO4{' + ROM access' if slowest.start == 'rom' else ''}",
+            source="tables/synthesis_asap7.toml, romsim.rtl_clock; other units: romsim synth",
+            grade="assumed",
+        )
+    ]
 
 
 def _energy(point: DesignPoint, area: AreaReport, energy: EnergyReport) -> list[Figure]:

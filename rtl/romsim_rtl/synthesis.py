@@ -48,8 +48,8 @@ __all__ = [
 
 FLOP, CLOCK_GATE, BUFFER = "DFFHQNx1", "ICGx1", "BUFx2"
 MAPPINGS = {
-    "area": "strash;dc2;map,-a",
-    "speed": "strash;dc2;map",
+    "area": "strash;balance;map,-a",
+    "speed": "strash;balance;map",
 }
 """How ABC maps: for least area, or for least delay and then area."""
 

@@ -80,7 +80,7 @@ def test_rom_is_the_macro_model_times_the_cells() -> None:
 
 def test_lanes_are_the_measured_area_over_the_utilisation() -> None:
     target = load_target("rtl-1k")
-    row = estimate_area(target).component("L-units", "multiply lanes")
+    row = estimate_area(target, logic="parts").component("L-units", "multiply lanes")
     assert row.count == 1024
     assert row.area_um2.mid == pytest.approx(1024 * 19.42 / 0.75)
     assert row.area_um2.low == pytest.approx(1024 * 19.42 / 0.80)
@@ -94,7 +94,9 @@ def test_activation_format_decides_the_area_of_lanes() -> None:
         formats=replace(int8.formats, activation="fp8_e4m3", kv="fp8_e4m3"),
     )
     of = {
-        name: estimate_area(target).component("L-units", "multiply lanes").area_um2.mid
+        name: estimate_area(target, logic="parts")
+        .component("L-units", "multiply lanes")
+        .area_um2.mid
         for name, target in (("int8", int8), ("fp8", fp8))
     }
     assert of["fp8"] / of["int8"] == pytest.approx(35.3 / 9.91)
@@ -144,7 +146,7 @@ def test_doubling_a_resource_enlarges_its_unit(section: str, field: str, unit: s
 def test_more_sequences_share_the_rom_and_not_the_lanes() -> None:
     one = load_target("roma-7nm-g32")
     four = replace(one, schedule=replace(one.schedule, n_batch=4))
-    before, after = estimate_area(one), estimate_area(four)
+    before, after = (estimate_area(target, logic="parts") for target in (one, four))
     for component, factor in (("ROM", 1), ("multiply lanes", 4), ("scale multipliers", 4)):
         ratio = (
             after.component("L-units", component).area_um2.mid
@@ -180,7 +182,8 @@ def test_words_that_a_model_uses_can_stand_in_for_all() -> None:
 def test_synthesised_area_replaces_the_estimate() -> None:
     target = load_target("rtl-1k")
     part = Part(Range.exact(100.0), "measured", "synthesis of this project's RTL", "measured")
-    report = estimate_area(target, synthesised={("L-units", "multiply lanes"): part})
+    replaced = {("L-units", "multiply lanes"): part}
+    report = estimate_area(target, logic="parts", synthesised=replaced)
     row = report.component("L-units", "multiply lanes")
     assert row.area_um2 == Range.exact(1024 * 100.0)
     assert row.grade == "measured"
@@ -191,6 +194,7 @@ def test_synthesised_area_replaces_the_estimate() -> None:
     ("arguments", "message"),
     [
         ({"rom_style": "flash"}, r"ROM style must be 'compiler' or 'logic', not 'flash'"),
+        ({"logic": "gates"}, r"Logic must be 'rtl' or 'parts', not 'gates'"),
         ({"zero_bits": 1.0}, r"Share of zero bits must be from 0 to below 1, not 1\.0"),
         (
             {"synthesised": {("L-units", "lanes"): Part(Range(1, 1, 1), "", "", "measured")}},

@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 
 import romsim
+from romsim import design_point, published
+from romsim.design_point import DesignPoint, adapter_ranks
 from romsim.published import (
     TAGS,
     chips,
@@ -22,6 +24,9 @@ from romsim.published import (
     to_json,
 )
 from romsim.published_figures import adapter_bytes, roma_calibrated, tom_calibrated
+from romsim_compiler.durations import lora_cycles
+from romsim_compiler.formats import parse_format
+from romsim_compiler.target import Target
 from romsim_models.shapes import SHAPES
 from tests.command_line import run_command
 
@@ -209,3 +214,28 @@ def test_command_prints_the_page_and_json_by_its_schema(
     monkeypatch.setattr("romsim.published.published_rows", lambda: outside)
     assert run_command(capsys, "published").code == 1
     assert run_command(capsys, "published", "--json").code == 1
+
+
+def test_why_an_adapter_slows_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of the note on ROMA's TTFT: H-units' cycles, and A dealt over all tiles."""
+    chip = chips()["roma"]
+    ranks = adapter_ranks(16)
+    (layer,) = [b for b in chip.point.blocks() if b.repetitions > 1]
+    lora = sum(chip.point.duration(i, ranks) for i in layer.instructions if i.op == "lora")
+    (attention,) = chip.point.attention([128])
+    room = 5.6e-3 * chip.clock / 256 / chip.spec.n_layers
+    plain = lora_cycles
+
+    def dealt(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target) -> int:
+        words, tiles = -(-n_cols // target.attention.word_elems), target.array.n_tiles
+        now, then = -(-sum(ranks) // tiles) * words, -(-sum(ranks) * words // tiles)
+        return plain(n_rows, n_cols, ranks, target=target) - now + then
+
+    monkeypatch.setattr(design_point, "lora_cycles", dealt)
+    weights = parse_format(published._tables()["chips"]["roma"]["weights"])
+    point = DesignPoint.uniform(chip.spec, chip.target, weights)
+    ms = 1e3 * point.prefill_cycles(256, rank=16) / chip.clock
+    (note,) = [n for n in contradictions()["ROMA"] if n.startswith("TTFT is reported")]
+    assert f"{lora + attention} cycles a token" in note
+    assert f"(adapters {lora}, attention {attention}), where 5.6 ms leave {room:.0f}." in note
+    assert f"A would leave {ms:.1f} ms." in note

@@ -20,10 +20,11 @@ from romsim.area import estimate_area
 from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
 from romsim.energy import EnergyReport, estimate_energy
-from romsim.report.build import chip_report
+from romsim.report.build import build_report, chip_report
 from romsim.report.model import ChipReport, Column, Figure, Report, Table
 from romsim.report.output import render_json
 from romsim.report.zero_bits import count_zero_bits
+from romsim.rtl_clock import rtl_clock
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.formats import parse_format
@@ -31,7 +32,7 @@ from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import SHAPES
 from tests.romsim.random_points import random_point
-from tests.tiny_chips import compile_tiny, tiny_spec, write_adapter
+from tests.tiny_chips import compile_tiny, sized_target, tiny_spec, write_adapter
 
 SCHEMA = Path(romsim.__file__).parent / "schemas" / "report.schema.json"
 
@@ -306,3 +307,29 @@ def test_tables_whose_cells_are_not_of_their_column_are_refused() -> None:
         table(Column(key="c", label="c", unit="J"), 1.0)
     with pytest.raises(ValueError, match=r"^Row of table 't' must have a cell for each column$"):
         Table(key="t", title="t", note="", columns=(number,), rows=((1.0, 2.0),))
+
+
+def test_clock_that_the_rtl_does_not_reach_is_told() -> None:
+    """A figure where there is RTL, none where there is none, and a note where it is too slow."""
+    spec, weights = SHAPES["smollm2"], parse_format("int4g32")
+    target = load_target("roma-7nm-g32")
+    clock = rtl_clock(target)
+    assert clock is not None
+    assert not clock.is_met
+    chip = of_point(DesignPoint.uniform(spec, target, weights), 1, 1)
+    assert chip.figure("rtl_mhz").value == clock.max_mhz.mid
+    assert "ROM access" in chip.figure("rtl_mhz").formula
+    published = DesignPoint.uniform(spec, load_target("roma-7nm"), parse_format("sym4g128"))
+    keys = {figure.key for figure in of_point(published, 1, 1).figures}
+    assert "rtl_mhz" not in keys
+
+
+def test_note_names_a_clock_that_the_rtl_does_not_reach(tmp_path: Path) -> None:
+    target = sized_target("small", clock_mhz=2000.0)
+    clock = rtl_clock(target)
+    assert clock is not None
+    report = build_report([compile_tiny("tiny-int4", tmp_path / "fast", target=target)])
+    assert clock.verdict() in report.chips[0].notes
+    assert " 2000 MHz of small are NOT reached by the L-units of its own RTL: 551 MHz" in (
+        clock.verdict()
+    )

@@ -1,0 +1,109 @@
+"""The clock that the L-units of a target's own RTL reach, from paths of synthesised modules.
+
+Depths are those of ``tables/synthesis_asap7.toml``, mapped for speed; docs/area.md, "Clock", says
+what is in a period and what is not. ``romsim synth`` times all units of one chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from romsim.area_synthesised import has_rtl, table
+from romsim_compiler.target import Target
+from romsim_compiler.technology import Range, Technology
+from romsim_compiler.technology_file import load_technology
+
+__all__ = ["ModulePath", "RtlClock", "path_period_ps", "rtl_clock"]
+
+
+def path_period_ps(technology: Technology, start: str, depth_fo4: float) -> Range:
+    """Return the shortest period of a path of ``depth_fo4`` that begins at a start.
+
+    Parameters
+    ----------
+    start
+        ``flop``, ``sram`` or ``rom``. A macro's data come its access time after the clock's edge;
+        logic ROM has its register behind the bank, so that what follows begins at a flip-flop.
+    """
+    period = technology.clock_period_ps(depth_fo4)
+    if start == "flop" or (start == "rom" and technology.rom_style == "logic"):
+        return period
+    return period + technology[f"clock.{start}_access"].range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePath:
+    """The longest path that ends in one module."""
+
+    module: str
+    built_for: str
+    start: str
+    depth_fo4: float
+    period_ps: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RtlClock:
+    """Paths of a target's modules, slowest first."""
+
+    target: str
+    clock_mhz: float
+    paths: tuple[ModulePath, ...]
+
+    @property
+    def max_mhz(self) -> Range:
+        """The highest clock: low where gates and wires are slow."""
+        period = self.paths[0].period_ps
+        return Range(1e6 / period.high, 1e6 / period.mid, 1e6 / period.low)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the middle period is within the target's clock."""
+        return self.max_mhz.mid >= self.clock_mhz
+
+    def verdict(self) -> str:
+        """Say whether the target's clock is reached, and which module bounds it."""
+        slowest, reached = self.paths[0], self.max_mhz
+        found = (
+            f"{reached.mid:.0f} MHz ({reached.low:.0f} to {reached.high:.0f}), bound by "
+            f"{slowest.module} ({slowest.built_for}, {slowest.depth_fo4:g} FO4)"
+        )
+        reached_or_not = "reached" if self.is_met else "NOT reached"
+        return (
+            f"The {self.clock_mhz:g} MHz of {self.target} are {reached_or_not} by the L-units of "
+            f"its own RTL: {found}."
+        )
+
+
+def rtl_clock(target: Target) -> RtlClock | None:
+    """Return the clock that the L-units of a target's RTL reach, or None where it has none.
+
+    Cells are those of the target's lanes; depth hardly grows with a module's width, so that the
+    measured point stands for wider ones.
+    """
+    if not has_rtl(target):
+        return None
+    technology = load_technology(target.technology)
+    array = target.array
+    encoding = "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
+    paths = []
+    for point in table()["points"]:
+        if point["module"] == "cell" and point["encoding"] != encoding:
+            continue
+        depth = point["depth_fo4"][1]
+        start = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
+        what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
+        paths.append(
+            ModulePath(
+                module=point["module"],
+                built_for=what,
+                start=start,
+                depth_fo4=depth,
+                period_ps=path_period_ps(technology, start, depth),
+            )
+        )
+    paths.sort(key=lambda path: (-path.period_ps.mid, path.module, path.built_for))
+    return RtlClock(target=target.name, clock_mhz=target.clock_mhz, paths=tuple(paths))
+
+
+_MEASURED = ("module", "um2", "n_flops", "depth_fo4")

@@ -1,0 +1,181 @@
+"""Measured modules of the RTL on ASAP7: how ``tables/synthesis_asap7.toml`` is made.
+
+``python -m romsim.synthesis_points --write FILE`` synthesises every point (kept by content) and
+writes the table; what :mod:`romsim.area_synthesised` makes of them is fitted by structure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from romsim_compiler.target import MX_BLOCK
+from romsim_compiler.technology_file import load_technology
+from romsim_rtl.cell import Cell, CellConfig
+from romsim_rtl.ltile_rows import Row
+from romsim_rtl.synthesis import ModuleSynthesis, rtlil_modules
+from romsim_rtl.synthesis_cache import synthesise_modules
+from romsim_rtl.xbuffer import XBuffer, XBufferSizes
+
+__all__ = ["Point", "cell_points", "main", "measure", "render"]
+
+_ASAP7 = load_technology("asap7")
+_LANE_BITS = {"ternary": 2, "int2": 2, "int4": 4, "int8": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One measured module.
+
+    Parameters
+    ----------
+    module
+        ``cell``, ``row``, or ``x_port`` (registers of one port of the x buffer).
+    keys
+        What it was built for.
+    um2
+        Cell area, mapped for area; memories and modules inside apart.
+    n_flops
+        Flip-flops.
+    depth_fo4
+        Longest path that ends inside, mapped for area, and mapped for speed.
+    """
+
+    module: str
+    keys: dict[str, Any]
+    um2: float
+    n_flops: int
+    depth_fo4: tuple[float, float]
+
+
+def _cell(encoding: str, blocks: int, **changes: Any) -> tuple[dict[str, Any], CellConfig]:
+    keys = {"has_minima": True, "may_round": False, "max_planes": 1, **changes}
+    bits = _LANE_BITS[encoding]
+    config = CellConfig(
+        word_codes=MX_BLOCK * blocks,
+        lane_bits=bits,
+        is_ternary=encoding == "ternary",
+        plane_shift=1 if encoding == "ternary" else bits,
+        scale_group=MX_BLOCK,
+        is_packed=False,
+        **keys,
+    )
+    return {"encoding": encoding, "blocks": blocks, **keys}, config
+
+
+def cell_points() -> list[tuple[dict[str, Any], CellConfig]]:
+    """Return the cells that are synthesised: what each is built for, and its configuration."""
+    return [
+        _cell("int4", 1),
+        _cell("int4", 2),
+        _cell("int4", 4),  # not fitted: holds the fit to account
+        _cell("ternary", 1),
+        _cell("int2", 1),
+        _cell("int8", 1),
+        _cell("int4", 1, has_minima=False),
+        _cell("int4", 1, may_round=True),
+        _cell("int4", 1, max_planes=2),
+        _cell("ternary", 2, has_minima=False),  # not fitted
+    ]
+
+
+def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
+    """Yield what is built without a chip around it: module, keys, component."""
+    for keys, config in cell_points():
+        yield "cell", keys, Cell(config=config)
+    for choices in (1, 4):
+        yield "row", {"choices": choices}, Row(ks_logs=tuple(range(choices)))
+    for blocks in (1, 2):
+        sizes = XBufferSizes(n_words=16, n_inflight=2, n_groups=blocks, word_blocks=blocks)
+        _, config = _cell("int4", blocks)
+        yield "x_port", {"blocks": blocks}, XBuffer(sizes=sizes, config=config)
+
+
+def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
+    """Synthesise every point; those in the cache are taken from there.
+
+    Raises
+    ------
+    ToolError
+        If yosys or ABC is missing or fails.
+    """
+    points = []
+    parts = list(_parts())
+    for index, (module, keys, component) in enumerate(parts):
+        points.append(_point(module, keys, rtlil_modules(f"romsim_{module}", component)))
+        if progress is not None:
+            progress((index + 1) / len(parts))
+    return points
+
+
+def _point(module: str, keys: dict[str, Any], modules: Sequence[Any]) -> Point:
+    area, speed = (
+        synthesise_modules(modules, _ASAP7, mapping=mapping)[f"romsim_{module}"]
+        for mapping in ("area", "speed")
+    )
+    return Point(
+        module=module,
+        keys=keys,
+        um2=round(area.area_um2(_ASAP7.cell_um2), 2),
+        n_flops=area.n_flops,
+        depth_fo4=(_depth(area), _depth(speed)),
+    )
+
+
+def _depth(module: ModuleSynthesis) -> float:
+    """Return the longest path that ends inside, from a flip-flop or, of a part, from a port."""
+    return round(max(module.delays.inner[0], *module.delays.inputs.values()), 1)
+
+
+def render(points: Sequence[Point]) -> str:
+    """Return the table as TOML."""
+    lines = [
+        "# Modules of the RTL as ASAP7 cells: cell area in um2 (mapped for area, memories apart),",
+        "# flip-flops, and the longest path that ends inside in FO4 mapped for area and for speed.",
+        "# Made by: python -m romsim.synthesis_points --write romsim/tables/synthesis_asap7.toml",
+        "",
+        'technology = "asap7"',
+        'grade = "measured"',
+        "source = \"this project's RTL, yosys 0.70 + ABC (balance; map -a), ASAP7 cell table: "
+        'python -m romsim.synthesis_points"',
+    ]
+    for point in points:
+        lines += ["", "[[points]]", f'module = "{point.module}"']
+        lines += [f"{key} = {_toml(value)}" for key, value in point.keys.items()]
+        lines += [
+            f"um2 = {point.um2:.2f}",
+            f"n_flops = {point.n_flops}",
+            f"depth_fo4 = [{point.depth_fo4[0]:.1f}, {point.depth_fo4[1]:.1f}]",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _show(fraction: float) -> None:
+    sys.stderr.write(f"synthesising: {fraction:.0%}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or write it."""
+    parser = argparse.ArgumentParser(prog="python -m romsim.synthesis_points", description=__doc__)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table")
+    options = parser.parse_args(arguments)
+    text = render(measure(_show))
+    if options.write is None:
+        sys.stdout.write(text)
+    else:
+        options.write.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

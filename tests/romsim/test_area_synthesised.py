@@ -1,0 +1,158 @@
+"""Area of the RTL's own logic: the fit against points not used for it, and where it applies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from romsim.area import estimate_area
+from romsim.area_synthesised import cell_um2, has_rtl, module_um2, rtl_parts_of, table
+from romsim.rtl_clock import rtl_clock
+from romsim.synthesis_points import cell_points, main, measure, render
+from romsim_compiler.target_file import load_target
+from romsim_compiler.technology_file import load_technology
+from romsim_models.errors import SpecError
+
+EXECUTABLE = ("roma-7nm-g32", "roma-7nm-int8", "rtl-1k", "small", "small-ternary", "tom-7nm-int8")
+
+
+def test_fit_holds_for_cells_that_it_does_not_use() -> None:
+    """Four blocks of 4 bits, and two ternary ones without minima: within 1 %."""
+    wide = cell_um2("int4", 4, has_minima=True, may_round=False, has_planes=False)
+    assert wide / module_um2("cell", encoding="int4", blocks=4) == pytest.approx(1, abs=0.01)
+    bare = cell_um2("ternary", 2, has_minima=False, may_round=False, has_planes=False)
+    assert bare / module_um2("cell", encoding="ternary", blocks=2) == pytest.approx(1, abs=0.01)
+    # where terms may round: what the page of RtlParts.cell says
+    plain, rounds = (
+        module_um2("cell", encoding="int4", blocks=1, may_round=r, has_minima=True, max_planes=1)
+        for r in (False, True)
+    )
+    assert rounds / plain == pytest.approx(1.16, abs=0.005)
+    # and gives back what it is made from
+    for blocks in (1, 2):
+        made = cell_um2("int4", blocks, has_minima=True, may_round=False, has_planes=False)
+        assert made == pytest.approx(module_um2("cell", encoding="int4", blocks=blocks))
+
+
+def test_wider_lanes_take_more_than_narrow_ones() -> None:
+    areas = [
+        cell_um2(encoding, 2, has_minima=True, may_round=False, has_planes=False)
+        for encoding in ("ternary", "int2", "int4", "int8")
+    ]
+    assert areas == sorted(areas)
+
+
+@pytest.mark.parametrize("name", EXECUTABLE)
+def test_executable_targets_have_the_logic_of_their_rtl(name: str) -> None:
+    target = load_target(name)
+    report = estimate_area(target)
+    cells = report.component("L-units", "cells")
+    assert cells.count == target.array.n_tiles * target.array.n_cells
+    assert cells.source == table()["source"]
+    assert {row.component for row in report.rows if row.unit == "L-units"} == {
+        "ROM",
+        "cells",
+        "rows",
+        "x registers",
+        "row-sum tree",
+        "x buffers",
+    }
+    counted = estimate_area(target, logic="parts")
+    for unit in ("H-units", "vector unit", "network", "sequencer"):
+        assert report.by_unit()[unit] == counted.by_unit()[unit]
+
+
+@pytest.mark.parametrize("name", ["roma-7nm", "tom-7nm"])
+def test_published_chips_have_no_rtl_and_are_counted_from_parts(name: str) -> None:
+    target = load_target(name)
+    assert not has_rtl(target)
+    assert rtl_clock(target) is None
+    assert estimate_area(target).items == estimate_area(target, logic="parts").items
+
+
+def test_what_the_rtl_cannot_have_is_counted_from_parts() -> None:
+    one = load_target("roma-7nm-g32")
+    assert has_rtl(one)
+    assert not has_rtl(replace(one, schedule=replace(one.schedule, n_batch=4)))
+    assert not has_rtl(replace(one, array=replace(one.array, scale_bits=0, min_bits=0)))
+
+
+def test_area_is_cells_over_utilisation_scaled_like_lanes() -> None:
+    small = load_target("small")
+    um2 = cell_um2("int4", 1, has_minima=True, may_round=False, has_planes=True)
+    part = rtl_parts_of(load_technology("asap7")).cell(small)
+    assert part.area.mid == pytest.approx(um2 / 0.75)
+    assert part.area.low == pytest.approx(um2 / 0.80)
+    assert part.area.high == pytest.approx(1.3 * um2 / 0.70)
+    assert part.grade == "assumed"  # the utilisation is
+    scaled = rtl_parts_of(load_technology("n7-compiler")).cell(small)
+    assert scaled.area.mid == pytest.approx(0.7 * um2 / 0.75)
+    assert scaled.area.high == pytest.approx(1.3 * um2 / 0.70)
+
+
+def test_clock_of_the_rtl_is_told_with_what_bounds_it() -> None:
+    target = load_target("rtl-1k")
+    clock = rtl_clock(target)
+    assert clock is not None
+    slowest = max(clock.paths, key=lambda path: path.period_ps.mid)
+    assert clock.paths[0] is slowest
+    period = (slowest.depth_fo4 * 1.5 + 4) * 18.3  # logic ROM: its word comes from a register
+    assert clock.max_mhz.mid == pytest.approx(1e6 / period)
+    assert clock.is_met == (clock.max_mhz.mid >= 500)
+    fast = rtl_clock(replace(target, clock_mhz=1.01 * clock.max_mhz.mid))
+    assert fast is not None
+    assert not fast.is_met
+    assert "are NOT reached by the L-units of its own RTL: " in fast.verdict()
+    macros = rtl_clock(replace(target, technology="n7-compiler"))
+    assert macros is not None
+    (word,) = [p for p in macros.paths if p.built_for == clock_of_plain_cell()]
+    assert word.period_ps.mid == pytest.approx((word.depth_fo4 * 1.5 + 4) * 18.3 + 787)
+
+
+def clock_of_plain_cell() -> str:
+    return "encoding int4, blocks 1, has_minima True, may_round False, max_planes 1"
+
+
+def test_a_module_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(
+        SpecError,
+        match=r"^Synthesised module must be one of the points of synthesis_asap7\.toml, not 'row' "
+        r"with \{'choices': 9\}; measure it with python -m romsim\.synthesis_points$",
+    ):
+        module_um2("row", choices=9)
+
+
+def test_table_lists_every_cell_that_is_measured() -> None:
+    measured = [p for p in table()["points"] if p["module"] == "cell"]
+    keys = [keys for keys, _ in cell_points()]
+    assert [{k: p[k] for k in key} for p, key in zip(measured, keys, strict=True)] == keys
+
+
+def test_page_has_the_ratio_to_the_count_from_parts(repository: Path) -> None:
+    page = (repository / "docs" / "area.md").read_text(encoding="utf-8")
+    for name in EXECUTABLE:
+        parts, rtl = (
+            1e-6
+            * sum(
+                part.area.mid * count
+                for unit, _, count, part in estimate_area(load_target(name), logic=logic).items
+                if unit == "L-units" and part.kind == "logic"
+            )
+            for logic in ("parts", "rtl")
+        )
+        line = f"| `{name}` | {parts:.3g} | {rtl:.3g} | {rtl / parts:.2f} |"
+        assert (line in page) == (name != "small")  # which is rtl-1k's cell
+
+
+@pytest.mark.slow
+def test_table_is_what_synthesis_gives(repository: Path, tmp_path: Path) -> None:
+    """All points anew: some minutes without the cache."""
+    text = render(measure())
+    kept = repository / "romsim" / "tables" / "synthesis_asap7.toml"
+    assert kept.read_text(encoding="utf-8") == text, (
+        "run: python -m romsim.synthesis_points --write romsim/tables/synthesis_asap7.toml"
+    )
+    assert main(["--write", str(tmp_path / "table.toml")]) == 0
+    assert (tmp_path / "table.toml").read_text(encoding="utf-8") == text
