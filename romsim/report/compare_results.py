@@ -36,6 +36,7 @@ def compare_tables(number: int, values: dict[str, Any]) -> tuple[Table, ...]:
     """
     try:
         tables = [_rows(number, values), _cost(number, values)]
+        chip = _chip(values)
         notes = (*values["missing"], *values["notes"], values["kv"]["sentence"])
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
@@ -44,12 +45,17 @@ def compare_tables(number: int, values: dict[str, Any]) -> tuple[Table, ...]:
         ) from None
     told = Table(
         key=f"compare_{number}_notes",
-        title="What to know of the comparison",
+        title=f"What to know of the comparison of {chip}",
         note="As `romsim compare` says it.",
         columns=(Column(key="note", label="note"),),
         rows=tuple((str(note),) for note in dict.fromkeys(notes)),
     )
     return (*tables, told)
+
+
+def _chip(values: dict[str, Any]) -> str:
+    """Name the chip of a result as the report names its own."""
+    return f"{values['model']['name']} on {values['chip']['target']}"
 
 
 def _span(value: dict[str, float] | None) -> tuple[Cell, Cell, Cell]:
@@ -96,7 +102,7 @@ def _rows(number: int, values: dict[str, Any]) -> Table:
     ]
     return Table(
         key=f"compare_{number}_rows",
-        title=f"Beside GPU decode at {values['context']:,} tokens",
+        title=f"{_chip(values)} beside GPU decode at {values['context']:,} tokens",
         note=(
             "One sequence and all sequences of a batch are different figures. Rooflines are limits "
             "with the share of bandwidth that decoders reach; no server stands behind them."
@@ -127,7 +133,7 @@ def _cost(number: int, values: dict[str, Any]) -> Table:
     ends = ("low", "mid", "high")
     return Table(
         key=f"compare_{number}_cost",
-        title="Cost: a calculation, no quote",
+        title=f"Cost of {_chip(values)}: a calculation, no quote",
         note="; ".join(str(note) for note in values["cost"]["notes"]),
         columns=(
             Column(key="side", label="side"),

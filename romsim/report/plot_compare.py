@@ -26,7 +26,7 @@ def comparison_plots(report: Report) -> tuple[SpanPlot, ...]:
             _plot(
                 table,
                 key=f"gpu_rates-{number}",
-                title="One sequence beside GPU decode",
+                title="one sequence beside GPU decode",
                 value="single",
                 axis=Axis(title="tokens/s of one sequence", unit="tokens/s", log=True),
                 streams=_ONE,
@@ -34,7 +34,7 @@ def comparison_plots(report: Report) -> tuple[SpanPlot, ...]:
             _plot(
                 table,
                 key=f"gpu_aggregate-{number}",
-                title="All sequences beside GPU decode, best batch",
+                title="all sequences beside GPU decode, best batch",
                 value="aggregate",
                 axis=Axis(title="tokens/s of all sequences", unit="tokens/s", log=True),
                 streams="best batch",
@@ -42,7 +42,7 @@ def comparison_plots(report: Report) -> tuple[SpanPlot, ...]:
             _plot(
                 table,
                 key=f"gpu_energy-{number}",
-                title="Energy of a token, one sequence",
+                title="energy of a token, one sequence",
                 value="token_j",
                 axis=Axis(title="energy of a token, J", unit="J", log=True),
                 streams=_ONE,
@@ -50,7 +50,7 @@ def comparison_plots(report: Report) -> tuple[SpanPlot, ...]:
             _plot(
                 table,
                 key=f"gpu_energy_best-{number}",
-                title="Energy of a token, best batch",
+                title="energy of a token, best batch",
                 value="token_j",
                 axis=Axis(title="energy of a token, J", unit="J", log=True),
                 streams="best batch",
@@ -77,7 +77,7 @@ def _plot(table: Table, *, key: str, title: str, value: str, axis: Axis, streams
     low, mid, high = (tuple(float(one[n] or 0) for n in picked) for one in ends)
     return SpanPlot(
         key=key,
-        title=title,
+        title=f"{table.title.partition(' beside ')[0]}: {title}",
         caption="The line is the low to high range; GPU joules are at rated power.",
         x=axis,
         labels=tuple(labels),

@@ -210,17 +210,21 @@ def test_comparison_with_gpus_stands_in_the_report(tiny: Description, tmp_path: 
     report = romsim.build_report(tiny, compare=[result])
     table = report.table("compare_1_rows")
     assert table is not None
+    chip = f"{values['model']['name']} on {tiny.target.name}"  # which of several chips it is
+    assert table.title.startswith(f"{chip} beside GPU decode at ")
     for row, one in zip(values["rows"], table.rows, strict=True):
         assert one[1] == row["device"]
         assert one[7:10] == tuple(row["tokens_per_s"][end] for end in ("low", "mid", "high"))
     assert table.numbers("single_mid")[0] == report.chips[0].figure("tokens_per_s").value
     cost = report.table("compare_1_cost")
     assert cost is not None
+    assert cost.title == f"Cost of {chip}: a calculation, no quote"
     assert len(cost.rows) == len(values["cost"]["rows"])
     plots = report_plots(report)["comparison"]
     assert len(plots) == 4
     for plot in plots:
         assert isinstance(plot, SpanPlot)
+        assert plot.title.startswith(f"{chip}: ")
         assert plot.groups.count("chip") == 1
         assert len(plot.labels) == len(set(plot.labels)) > 2
         for low, value, high in zip(plot.low, plot.values, plot.high, strict=True):
