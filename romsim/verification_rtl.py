@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +234,7 @@ class _Pieces:
         final = aside = None
         waves = self._waves
         if waves is not None:
-            options = BuildOptions(opt=options.opt, threads=options.threads, waves=waves.form)
+            options = replace(options, waves=waves.form)
             waves.folder.mkdir(parents=True, exist_ok=True)
             stem = name.replace(", ", "-").replace(" ", "-")
             final = waves.folder / f"{stem}.{waves.form}"

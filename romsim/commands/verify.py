@@ -16,6 +16,7 @@ from romsim_models.errors import SpecError
 if TYPE_CHECKING:
     from romsim.comparison import ValueReport
     from romsim.verification import RtlPart, Waves
+    from romsim_rtl.driver_build import BuildOptions
 
 __all__ = ["command"]
 
@@ -44,6 +45,7 @@ _BEFORE, _AFTER = 40, 8  # cycles of a waveform around a difference
 @click.option(
     "-o", "--out", default="waves", show_default=True, type=click.Path(), help="Their folder."
 )
+@click.option("--logic-rom", is_flag=True, help="RTL with its weights as logic, not mask ROMs.")
 @click.option("--max-lanes", type=int, help="Lanes above which a chip is verified by parts.")
 @json_option
 def command(
@@ -60,6 +62,7 @@ def command(
     first: int | None,
     last: int | None,
     out: str,
+    logic_rom: bool,
     max_lanes: int | None,
     as_json: bool,
 ) -> None:
@@ -78,6 +81,7 @@ def command(
         adapter=adapter,
         loras=adapter_folders(lora),
         waves=_waves(waves, first, last, out),
+        options=_logic(level) if logic_rom else None,
         max_lanes=max_lanes,
         progress=progress,
     )
@@ -93,6 +97,7 @@ def command(
             "--adapter": adapter, "--max-lanes": max_lanes,
         }  # fmt: skip
         again += [w for key, value in given.items() if value is not None for w in (key, str(value))]
+        again += ["--logic-rom"] * logic_rom
         again += [word for folder in lora for word in ("--lora", folder)]
         for part in report.rtl:
             _say_part(part, again)
@@ -102,6 +107,18 @@ def command(
             say(f"not covered: {what}")
     if not report.passed:
         sys.exit(1)
+
+
+def _logic(level: str | None) -> BuildOptions:
+    if level == "values":
+        raise SpecError(
+            "--logic-rom must be used where RTL is run, at level unit, layer or chip, not at "
+            "'values'; leave it out or choose another level"
+        )
+    from romsim_rtl.driver_build import BuildOptions
+    from romsim_rtl.logic_rom_verilog import LogicRomOptions
+
+    return BuildOptions(opt="-O0", logic_rom=LogicRomOptions())
 
 
 def _waves(form: str | None, first: int | None, last: int | None, out: str) -> Waves | None:

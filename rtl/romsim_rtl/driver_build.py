@@ -130,9 +130,6 @@ def build_chip(
     waves: list[str] = []
     if options.waves is not None:
         waves = [f"--trace-{options.waves}", "--trace-max-width", f"{_WAVE_WIDTH}"]
-    # These passes make selections of all banks' functions, each evaluated in every cycle, and take
-    # a time that grows with the square of a chip's gates.
-    logic = [] if options.logic_rom is None else ["-fno-dfg", "-fno-gate", "-fno-reorder"]
     with as_file(files("romsim_rtl").joinpath("cpp")) as cpp:
         # Verilator's FST writer wants LZ4 for signals' names; what it needs of it is here
         fst = sorted(cpp.joinpath("fst").iterdir()) if options.waves == "fst" else []
@@ -143,7 +140,7 @@ def build_chip(
             headers=[*sorted(cpp.glob("*.h")), *fst],
             threads=options.threads,
             opt=options.opt,
-            args=[*waves, *checks, *logic, "-Wno-fatal"],
+            args=[*waves, *checks, "-Wno-fatal"],
             cflags=[*flags, *(["-I.."] if fst else [])],
             ldflags=["-L.."] if fst else [],
         )

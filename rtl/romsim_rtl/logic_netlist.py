@@ -132,6 +132,7 @@ class LogicNetlist:
             f"  output reg [{width - 1}:0] d",
             ");",
             f"  function automatic [{width - 1}:0] word(input [{self.n_address_bits - 1}:0] i);",
+            "    /*verilator no_inline_task*/",  # else Verilator writes it once for each use
             *held,
             "    begin",
             *statements,

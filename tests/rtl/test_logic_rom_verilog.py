@@ -157,3 +157,14 @@ def test_refused_bank_words(chip: Description) -> None:
     with pytest.raises(SpecError) as caught:
         logic_rom_texts({f"{TILE_MODULE}.v": _tile(1)}, chip, LogicRomOptions(bank_words=3))
     assert str(caught.value) == "Words of a bank must be a power of two, 2 or more, not 3"
+
+
+def test_weights_as_logic_are_verified_in_rtl_or_not_at_all(
+    chip: Description, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_command(capsys, "verify", str(chip.path), "--logic-rom", "--level", "values")
+    assert done.code == 2
+    assert done.sentence() == (
+        "romsim: --logic-rom must be used where RTL is run, at level unit, layer or chip, not at "
+        "'values'; leave it out or choose another level"
+    )
