@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +354,18 @@ def run_range(
 _COUNTS = ("n_runs", "n_tokens", "n_logits", "n_writes", "n_events")
 
 
-def _kept(path: Path | None) -> dict[int, dict[str, Any]]:
+def _code() -> str:
+    """Name the code that is compared: results of other code are no results of this one."""
+    digest = hashlib.sha256()
+    for package in ("romsim", "romsim_compiler", "romsim_models", "romsim_rtl"):
+        root = Path(str(files(package)))
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".v", ".cpp", ".h", ".toml"):
+                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _kept(path: Path | None, code: str) -> dict[int, dict[str, Any]]:
     """Read the chips that are done, of those that are drawn now."""
     if path is None or not path.is_file():
         return {}
@@ -361,12 +373,12 @@ def _kept(path: Path | None) -> dict[int, dict[str, Any]]:
     return {
         line["number"]: line
         for line in lines
-        if line["chip"] == chip_number(line["number"]).to_json()
+        if line["code"] == code and line["chip"] == chip_number(line["number"]).to_json()
     }
 
 
-def _keep(path: Path, number: int, chip: SweepChip, outcome: Outcome) -> dict[str, Any]:
-    line = {"number": number, "chip": chip.to_json()}
+def _keep(path: Path, code: str, number: int, chip: SweepChip, outcome: Outcome) -> dict[str, Any]:
+    line: dict[str, Any] = {"number": number, "code": code, "chip": chip.to_json()}
     line |= {name: getattr(outcome, name) for name in _COUNTS}
     line["parted"] = None if outcome.failure is None else outcome.failure.sentence
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -403,14 +415,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.count < 1 or parsed.first < 0:
         parser.error("--count must be at least 1 and --first at least 0")
     wanted = range(parsed.first, parsed.first + parsed.count)
-    done = _kept(parsed.results)
+    code = _code()
+    done = _kept(parsed.results, code)
     results = parsed.results or parsed.out / "results.jsonl"
     begun = _cpu_seconds()
     missing = [number for number in wanted if number not in done]
     for number, chip, outcome in run_range(
         missing, out=parsed.out, limit=parsed.limit, examples=parsed.examples
     ):
-        done[number] = line = _keep(results, number, chip, outcome)
+        done[number] = line = _keep(results, code, number, chip, outcome)
         said = f"chip {number}: {line['n_runs']} runs, {line['n_writes']} writes"
         if line["parted"] is not None:
             said += f": PARTED at {line['parted']}"

@@ -74,9 +74,17 @@ DIE_AXES: dict[str, tuple[Any, ...]] = {
     "dim": (64, 96, 128),
     "hidden_dim": (64, 192, 160),
     "context": (12, 21, 40),
-    "kv": ("int8", "int4", "int2", "window,window=7,codec=int8"),
+    "kv_codec": ("int8", "int4", "int2", "fp16"),
+    "kv_slots": ("all", "window", "sinks", "pages"),
 }
 """What the Verilog of a chip depends on."""
+
+_KV_SLOTS = {
+    "all": "{}",
+    "window": "window,window=7,codec={}",
+    "sinks": "streaming-llm,sinks=3,window=9,codec={}",
+    "pages": "{},layout=paged,block=4",
+}
 
 MODEL_AXES: dict[str, tuple[Any, ...]] = {
     "codes": ("int4 on 4", "int2 on 2", "int4 on 2", "ternary"),
@@ -125,7 +133,8 @@ class SweepChip:
     n_layers: int
     context: int
     rank: int  # of two resident adapters; 0 for none
-    kv: str = "int8"
+    kv_codec: str = "int8"
+    kv_slots: str = "all"
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -165,7 +174,7 @@ class SweepChip:
             broadcast_cycles=self.hop,
             collect_cycles=self.hop,
         )
-        kv = parse_kv(self.kv)
+        kv = parse_kv(_KV_SLOTS[self.kv_slots].format(self.kv_codec))
         return replace(target, vector=replace(target.vector, sram_kib=256), kv=kv)
 
     def spec(self) -> ModelSpec:
@@ -213,7 +222,7 @@ def _possible(chip: SweepChip) -> SweepChip:
             hidden_dim=-(-chip.hidden_dim // 64) * 64,
             head_dim=chip.head_dim if n_heads * chip.head_dim % 64 == 0 else 64,
         )
-    if chip.kv.startswith("window"):  # a token would write where the one before it reads
+    if chip.kv_slots in ("window", "sinks"):  # a token would write where the one before it reads
         chip = replace(chip, n_inflight=1)
     return chip
 
