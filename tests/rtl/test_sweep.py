@@ -184,7 +184,6 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert replay(path) is None
 
 
-@pytest.mark.slow
 @pytest.mark.verilator
 @pytest.mark.parametrize("number", range(DIES))
 def test_rtl_equals_the_cycle_model_on_drawn_chips(number: int, tmp_path: Path) -> None:
