@@ -7,7 +7,7 @@ has the memory's access time before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from romsim.area import estimate_area
@@ -16,9 +16,10 @@ from romsim.synthesis_report import ModuleRow, SynthesisReport, UnitRow
 from romsim_compiler.description import Description
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
+from romsim_models.errors import SpecError
 from romsim_rtl.emit import TOP_MODULE
 from romsim_rtl.module_timing import STARTS
-from romsim_rtl.synthesis import ModuleSynthesis, check_technology, rtlil_modules
+from romsim_rtl.synthesis import ModuleSynthesis, RtlilModule, check_technology, rtlil_modules
 from romsim_rtl.synthesis_cache import synthesise_modules
 from romsim_rtl.top import Top
 
@@ -43,6 +44,7 @@ def synth(
     description: str | Path | Description,
     *,
     mapping: str = "area",
+    modules: Sequence[str] = (),
     jobs: int = 1,
     progress: Callable[[float], None] | None = None,
 ) -> SynthesisReport:
@@ -54,6 +56,8 @@ def synth(
         A compiled chip, or its folder; its weights are not needed.
     mapping
         ``"area"`` or ``"speed"``: what ABC maps for.
+    modules
+        Names of modules, which are synthesised with what they hold; all when left out.
     jobs
         Modules synthesised at once.
     progress
@@ -73,10 +77,12 @@ def synth(
         description = Description.load(description)
     technology = load_technology(description.target.technology)
     check_technology(technology)
-    modules = rtlil_modules(TOP_MODULE, Top(description=description, is_packed=False))
-    found = synthesise_modules(modules, technology, mapping=mapping, jobs=jobs, progress=progress)
-    counts = _counts(found)
-    rows = tuple(_row(found[m.name], counts[m.name], technology) for m in reversed(modules))
+    every = rtlil_modules(TOP_MODULE, Top(description=description, is_packed=False))
+    chosen = _chosen(every, modules)
+    found = synthesise_modules(chosen, technology, mapping=mapping, jobs=jobs, progress=progress)
+    counts = _counts(every)
+    rows = tuple(_row(found[m.name], counts[m.name], technology) for m in reversed(chosen))
+    left_out = {m.name for m in every} - set(found)
     return SynthesisReport(
         description=description.name,
         target=description.target.name,
@@ -85,17 +91,33 @@ def synth(
         clock_mhz=description.target.clock_mhz,
         utilisation=technology["logic.utilisation"].range,
         modules=rows,
-        units=_units(rows, description, technology),
+        units=_units(rows, left_out, description, technology),
+        left_out=tuple(m.name for m in reversed(every) if m.name in left_out),
     )
 
 
-def _counts(modules: dict[str, ModuleSynthesis]) -> dict[str, int]:
+def _chosen(every: Sequence[RtlilModule], names: Sequence[str]) -> list[RtlilModule]:
+    """Return the named modules and those inside them, children first."""
+    known = {module.name: module for module in every}
+    wanted: set[str] = set()
+    pending = list(names) or list(known)
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            raise SpecError(f"Module must be one of {', '.join(sorted(known))}, not {name!r}")
+        if name not in wanted:
+            wanted.add(name)
+            pending += known[name].children
+    return [module for module in every if module.name in wanted]
+
+
+def _counts(every: Sequence[RtlilModule]) -> dict[str, int]:
     """Return how often each module stands in the chip."""
-    counts = dict.fromkeys(modules, 0)
+    counts = {module.name: 0 for module in every}
     counts[TOP_MODULE] = 1
-    for name in reversed(modules):  # parents come after their children
-        for child, n in modules[name].children.items():
-            counts[child] += n * counts[name]
+    for module in reversed(every):  # parents come after their children
+        for child, n in module.children.items():
+            counts[child] += n * counts[module.name]
     return counts
 
 
@@ -126,13 +148,19 @@ def _row(module: ModuleSynthesis, count: int, technology: Technology) -> ModuleR
 
 
 def _units(
-    rows: tuple[ModuleRow, ...], description: Description, technology: Technology
+    rows: tuple[ModuleRow, ...],
+    left_out: set[str],
+    description: Description,
+    technology: Technology,
 ) -> tuple[UnitRow, ...]:
-    """Set the synthesised logic of each unit beside the estimate from parts."""
-    estimate = estimate_area(description.target, technology, spec=description.spec)
+    """Set the synthesised logic of each whole unit beside the estimate from parts."""
+    estimate = estimate_area(description.target, technology, spec=description.spec, logic="parts")
     over = technology["logic.utilisation"].range
     found = []
+    partial = {UNITS[name] for name in left_out}
     for unit in dict.fromkeys(UNITS.values()):
+        if unit in partial:
+            continue
         cells = sum(row.cell_um2 * row.count for row in rows if row.unit == unit)
         parts = sum(
             part.area.mid * count

@@ -58,7 +58,10 @@ class UnitRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisReport:
-    """Modules of a chip as cells, and whether its clock is reached."""
+    """Modules of a chip as cells, and whether its clock is reached.
+
+    Totals and clock are of the modules listed; only units without a module left out are.
+    """
 
     description: str
     target: str
@@ -68,6 +71,7 @@ class SynthesisReport:
     utilisation: Range
     modules: tuple[ModuleRow, ...]
     units: tuple[UnitRow, ...]
+    left_out: tuple[str, ...]  # modules of the chip that were not asked for
 
     @property
     def slowest(self) -> ModuleRow:
@@ -108,6 +112,8 @@ class SynthesisReport:
         reached, row = self.max_mhz, self.slowest
         path = f"from {row.first or '?'} to {row.last or '?'}, {row.gates} gates"
         clock = f"{self.clock_mhz:g} MHz of target {self.target!r}"
+        if self.left_out:
+            path += f"; {len(self.left_out)} modules were left out"
         if self.meets_clock:
             return f"{clock} are reached: {reached.mid:.0f} MHz, bound by {row.module} ({path})"
         return (
@@ -123,6 +129,7 @@ class SynthesisReport:
             "technology": self.technology,
             "mapping": self.mapping,
             "modules": [row.to_json() for row in self.modules],
+            "left_out": list(self.left_out),
             "units": [row.to_json() for row in self.units],
             "total": {
                 "cell_um2": self.cell_um2,

@@ -17,9 +17,14 @@ __all__ = ["command"]
     show_default=True,
     help="What cells are mapped for: area, or speed (least delay).",
 )
+@click.option(
+    "--module", "modules", multiple=True, help="A module, with what it holds [default: all]."
+)
 @click.option("--jobs", default=1, show_default=True, help="Modules synthesised at once.")
 @json_option
-def command(description: str, mapping: str, jobs: int, as_json: bool) -> None:
+def command(
+    description: str, mapping: str, modules: tuple[str, ...], jobs: int, as_json: bool
+) -> None:
     """Synthesise the chip's own RTL: area of every module, and the clock it can reach."""
     import romsim
 
@@ -27,6 +32,7 @@ def command(description: str, mapping: str, jobs: int, as_json: bool) -> None:
     report = romsim.synth(
         description,
         mapping=mapping,
+        modules=modules,
         jobs=jobs,
         progress=lambda fraction: progress("synthesising", fraction),
     )
@@ -52,6 +58,8 @@ def command(description: str, mapping: str, jobs: int, as_json: bool) -> None:
             f"{head}{row.gates:>7}{row.depth_fo4:>7.1f}{period:>7.0f}{1e6 / period:>7.0f}  "
             f"{start}{row.first or '?'} -> {row.last or '?'}"
         )
+    for name in report.left_out:
+        say(f"{name:<22} left out")
     say()
     say(f"{'unit':<14}{'placed um2':>13}{'estimate from parts':>21}{'ratio':>8}")
     for unit in report.units:

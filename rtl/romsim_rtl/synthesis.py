@@ -69,12 +69,12 @@ class RtlilModule:
     text
         RTLIL.
     children
-        Names of the shared modules in it.
+        How often each shared module stands in it, by name.
     """
 
     name: str
     text: str
-    children: tuple[str, ...]
+    children: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
     """
     platform = VerilogPlatform()
     pending: dict[str, Any] = {name: top}
-    made: dict[str, tuple[str, set[str]]] = {}
+    made: dict[str, str] = {}
     while pending:
         for module, component in sorted(pending.items()):
             ports: dict[str, Any] = {}
@@ -149,20 +149,30 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
                 ports["__".join(map(str, path))] = (value, direction)
             fragment = Fragment.get(component, platform)
             text, _ = rtlil.convert_fragment(fragment, ports=ports, name=module, emit_src=False)
-            made[module] = text, set()
+            made[module] = text
         pending = {n: c for n, c in platform.shared.items() if n not in made}
-    for text, inside in made.values():
-        inside |= {n for n in platform.shared if f"  cell \\{n} " in text}
+    inside = {
+        module: {n: text.count(f"  cell \\{n} ") for n in sorted(platform.shared)}
+        for module, text in made.items()
+    }
     order: list[str] = []
 
     def visit(module: str) -> None:
-        for child in sorted(made[module][1]):
-            visit(child)
+        for child, count in inside[module].items():
+            if count:
+                visit(child)
         if module not in order:
             order.append(module)
 
     visit(name)
-    return [RtlilModule(name=n, text=made[n][0], children=tuple(sorted(made[n][1]))) for n in order]
+    return [
+        RtlilModule(
+            name=n,
+            text=made[n],
+            children={child: count for child, count in inside[n].items() if count},
+        )
+        for n in order
+    ]
 
 
 def map_module(

@@ -59,10 +59,14 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "romsim_vector": module("romsim_vector", vector_group=1),
         "romsim_top": module("romsim_top", flop=-math.inf, hside=1, lside=1, sequencer=1, vector=1),
     }
-    modules = [RtlilModule(name=n, text="", children=tuple(m.children)) for n, m in found.items()]
+    modules = [RtlilModule(name=n, text="", children=m.children) for n, m in found.items()]
     monkeypatch.setattr(synthesis, "Top", lambda **_: None)
     monkeypatch.setattr(synthesis, "rtlil_modules", lambda *_: modules)
-    monkeypatch.setattr(synthesis, "synthesise_modules", lambda *_, **__: found)
+    monkeypatch.setattr(
+        synthesis,
+        "synthesise_modules",
+        lambda some, *_, **__: {module.name: found[module.name] for module in some},
+    )
     return found
 
 
@@ -121,6 +125,18 @@ def test_command_prints_the_schema_and_a_table(
     text = run_command(capsys, "synth", chip.path).out
     assert "clock: 500 MHz of target 'small' are NOT reached by its own RTL" in text
     assert "rom read, r -> s" in text
+
+
+def test_modules_can_be_chosen(chip: Description, stubbed: dict[str, Any]) -> None:
+    report = romsim.synth(chip, modules=["romsim_ltile"])
+    assert [row.module for row in report.modules] == ["romsim_ltile", "romsim_row", "romsim_cell"]
+    assert [row.count for row in report.modules] == [2, 4, 4]
+    assert [unit.unit for unit in report.units] == ["L-units"]
+    assert len(report.left_out) == len(stubbed) - 3
+    assert report.verdict().endswith("160 gates; 7 modules were left out)")
+    jsonschema.validate(report.to_json(), json.loads(SCHEMA.read_text()))
+    with pytest.raises(SpecError, match=r"^Module must be one of romsim_cell, .*, not 'cell'$"):
+        romsim.synth(chip, modules=["cell"])
 
 
 def test_no_cell_table_no_synthesis(chip: Description, monkeypatch: pytest.MonkeyPatch) -> None:
