@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from romsim.area import AreaReport, Item, estimate_area
-from romsim.area_parts import Part
+from romsim.area_parts import WEIGHT_LOGIC, ZERO_BITS, Part
 from romsim.design_point import DesignPoint
 from romsim.energy import EnergyReport, Gating, estimate_energy
 from romsim.energy_prices import Price
@@ -176,6 +176,11 @@ def _tom_um2_per_bit(chip: Chip) -> float:
     return chip.technology.logic_rom["plain"].area_per_bit(_ZERO_BITS).mid
 
 
+def _tom_pattern_density(chip: Chip) -> float:
+    table = chip.technology.logic_rom[WEIGHT_LOGIC]
+    return 1e6 / table.area_per_bit(ZERO_BITS["ternary"]).mid / 8 / _MIB
+
+
 def _tom_sram_mm2(chip: Chip) -> float:
     report = chip.bottom_up()
     return sum(
@@ -254,6 +259,7 @@ FIGURES: dict[str, Callable[[Chip], float]] = {
     "tom_rom": lambda c: _tom_rom_bytes(c) / _MIB,
     "tom_sram": lambda c: 1024 * kv_bytes_per_token(c.spec, 8) / _MIB,
     "tom_density": lambda c: 1e6 / _tom_um2_per_bit(c) / 8 / _MIB,
+    "tom_density_patterns": _tom_pattern_density,
     "tom_area": lambda c: tom_calibrated(c).total_mm2.mid,
     "tom_rom_area": lambda c: _mm2(tom_calibrated(c), "ROM"),
     "tom_sram_area": _tom_sram_mm2,
