@@ -191,6 +191,26 @@ def _compare(description: Description, die: Die, stimulus: Stimulus) -> RtlRepor
     )
 
 
+def _run(
+    description: Description, die: Die, stimulus: Stimulus, compare: Compare | None
+) -> RtlReport:
+    """Run a stimulus.
+
+    Raises
+    ------
+    _PartedError
+        If the machines part, or the chip hangs or ends.
+    """
+    try:
+        report = (compare or _compare)(description, die, stimulus)
+    except RomsimError as error:
+        raise _PartedError(stimulus, str(error)) from error
+    if not report.passed:
+        first = "nothing was compared" if report.first is None else report.first.sentence()
+        raise _PartedError(stimulus, first)
+    return report
+
+
 def compile_die(chips: Sequence[SweepChip], folder: Path) -> Die:
     """Compile the models of one build, each into a folder of its own in ``folder``."""
     return Die.of(*(compile_chip(chip, folder / f"{chip.seed}") for chip in chips))
@@ -225,17 +245,10 @@ def check(
     outcome = Outcome()
 
     def run(stimulus: Stimulus) -> None:
-        try:
-            report = (compare or _compare)(description, die, stimulus)
-        except RomsimError as error:  # a chip that hangs or ends
-            raise _PartedError(stimulus, str(error)) from error
-        outcome.add(report)
-        if not report.passed:
-            first = "nothing was compared" if report.first is None else report.first.sentence()
-            raise _PartedError(stimulus, first)
+        outcome.add(_run(description, die, stimulus, compare))
 
     @settings(
-        max_examples=examples,
+        max_examples=max(1, examples),
         deadline=None,
         derandomize=True,
         database=None,
@@ -311,8 +324,11 @@ def replay(path: Path, *, compare: Compare | None = None) -> str | None:
         chips = failure.die or (failure.chip,)
         die = compile_die(chips, Path(folder))
         description = die.models[chips.index(failure.chip)]
-        report = (compare or _compare)(description, die, failure.stimulus)
-    return None if report.passed or report.first is None else report.first.sentence()
+        try:
+            _run(description, die, failure.stimulus, compare)
+        except _PartedError as parted:
+            return parted.sentence
+    return None
 
 
 def run_range(

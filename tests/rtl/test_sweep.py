@@ -19,6 +19,7 @@ from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.die import Die
+from romsim_rtl.toolchain import ToolError
 from tests.rtl.sweep import (
     OPTIONS,
     Failure,
@@ -53,6 +54,19 @@ from tests.rtl.sweep_chips import (
 from tests.tiny_chips import RomFile, copied, reseal
 
 SIMPLEST = SweepChip(**{name: next(iter(values)) for name, values in AXES.items()})
+GOOD = RtlReport(
+    n_programs=1,
+    n_tokens=2,
+    n_logits=3,
+    n_writes=4,
+    n_events=5,
+    n_mismatches=0,
+    first=None,
+    by_memory={},
+    by_operator={},
+    n_cycles=6,
+    wall_s=0.0,
+)
 STIMULUS = Stimulus(prompts=(RtlPrompt(tokens=(1,)),), sram_seed=None)
 
 
@@ -131,7 +145,7 @@ def test_shrinking_leaves_only_what_the_fault_needs() -> None:
         wrong = chip.n_tiles > 1 and chip.codes == "ternary" and chip.head_dim > 32
         return Failure(chip=chip, stimulus=STIMULUS, sentence="wrong") if wrong else None
 
-    (chip,) = [chip_number(n) for n in range(500) if is_wrong(chip_number(n))][:1]
+    (chip,) = [chip for die in draw_block(1) for chip in die if is_wrong(chip)][:1]
     tried.clear()
     failure = Failure(chip=chip, stimulus=STIMULUS, sentence="wrong")
     small = shrink(failure, is_wrong, limit=200).chip
@@ -184,6 +198,38 @@ def test_a_fault_is_found_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert replay(path) is None
 
 
+def test_a_chip_that_hangs_among_others_alone_is_kept_with_them(tmp_path: Path) -> None:
+    chips = draw_block(0)[1]
+
+    def hangs_among_others(description: Description, die: Die, stimulus: Stimulus) -> RtlReport:
+        if len(die.models) > 1:
+            raise ToolError("it hangs")
+        return GOOD
+
+    ((_, chip, outcome),) = run_range(
+        [chips[2].seed], out=tmp_path, limit=3, examples=0, compare=hangs_among_others
+    )
+    assert chip == chips[2]
+    assert outcome.failure is not None
+    assert (outcome.failure.die, outcome.failure.sentence) == (chips, "it hangs")
+    (path,) = tmp_path.iterdir()
+    assert Failure.from_json(json.loads(path.read_text())) == outcome.failure
+    assert replay(path, compare=hangs_among_others) == "it hangs"
+    assert replay(path, compare=lambda *_: GOOD) is None
+
+
+def test_a_chip_that_hangs_alone_too_is_made_small(tmp_path: Path) -> None:
+    def hangs(description: Description, die: Die, stimulus: Stimulus) -> RtlReport:
+        raise ToolError("it hangs")
+
+    seed = draw_block(0)[1][2].seed
+    ((_, _, outcome),) = run_range([seed], out=tmp_path, limit=100, examples=0, compare=hangs)
+    assert outcome.failure is not None
+    assert outcome.failure.chip == replace(SIMPLEST, seed=seed)
+    assert outcome.failure.die == ()
+    assert len(list(tmp_path.iterdir())) == 2  # as it was found, and small
+
+
 @pytest.mark.verilator
 @pytest.mark.parametrize("number", range(DIES))
 def test_rtl_equals_the_cycle_model_on_drawn_chips(number: int, tmp_path: Path) -> None:
@@ -202,20 +248,7 @@ def test_rtl_equals_the_cycle_model_on_drawn_chips(number: int, tmp_path: Path) 
 def test_command_line_says_what_was_covered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = RtlReport(
-        n_programs=1,
-        n_tokens=2,
-        n_logits=3,
-        n_writes=4,
-        n_events=5,
-        n_mismatches=0,
-        first=None,
-        by_memory={},
-        by_operator={},
-        n_cycles=6,
-        wall_s=0.0,
-    )
-    monkeypatch.setattr("tests.rtl.sweep._compare", lambda *_: report)
+    monkeypatch.setattr("tests.rtl.sweep._compare", lambda *_: GOOD)
     monkeypatch.chdir(tmp_path)
     arguments = ["--count", "2", "--first", "7", "--results", "kept.jsonl"]
     assert main(arguments) == 0
