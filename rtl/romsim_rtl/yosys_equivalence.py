@@ -20,6 +20,7 @@ __all__ = ["prove"]
 
 _CONTROL = "mutant"
 _SMALL_MEMORY = 1 << 14  # bits; larger ones are shared by the copies
+_MACRO_OUTPUTS = ("r_data", "value", "gated")
 _REGISTERS = ("$dff", "$dffe", "$sdff", "$sdffe", "$sdffce")
 
 
@@ -30,6 +31,11 @@ class _Miter:
         self.cross = cross
         self.ports: dict[str, Any] = module["ports"]
         self.cells: dict[str, Any] = module["cells"]
+        for cell in self.cells.values():  # of a macro yosys knows the ports' names alone
+            cell.setdefault(
+                "port_directions",
+                {p: "output" if p in _MACRO_OUTPUTS else "input" for p in cell["connections"]},
+            )
         self.next_bit = 2 + max(
             (bit for bits in self._all_bits(module) for bit in bits if isinstance(bit, int)),
             default=1,

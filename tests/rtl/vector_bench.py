@@ -176,6 +176,9 @@ class Bench:
     ARGS: tuple[str, ...] = ()
     """More arguments for Verilator."""
 
+    OPT = "-O1"
+    """Optimisation of g++ where writes are traced."""
+
     PREPARE = "static void prepare(Top&, VerilatedContext&) {}\n"
     """C++ that is executed before the reset."""
 
@@ -198,7 +201,7 @@ class Bench:
             "romsim_vector",
             cpp=[HERE / "vector_main.cpp"],
             headers=[folder / "shape.h"],
-            opt="-O1" if is_traced else "-O3",
+            opt=self.OPT if is_traced else "-O3",
             args=self.ARGS,
         )
         self.data = bytearray()
