@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -271,6 +272,7 @@ class _ProgramWriter:
                 os.link(path, folder / path.name)
 
 
+@cache
 def _code_digest() -> bytes:
     """Digest of this package but the driver: other code may emit other Verilog."""
     digest = hashlib.sha256()
