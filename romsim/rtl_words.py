@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from romsim.cycle.trace import ALL_TILES
+from romsim.rtl_words_kivi import KIVI_MEMORY, late_cycles, model_late, rtl_late
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.encoding import first_row
@@ -40,6 +41,7 @@ ELEMENT = np.dtype(
 Place = tuple[str, int]
 """A memory's name, and the tile, or -1 for unit V."""
 
+_SHARED = ("K", "V", "KC", "VC", "KG")  # not kept by in-flight index
 _XB_WORD = MX_BLOCK + 2  # codes, shift, sum of codes
 _WORD_DELAY = 4  # cycles from a word of the embedding at unit V to X
 _ROW_DELAY = MATVEC_CYCLES - 1  # from a step's last word to its rows at the wires
@@ -67,7 +69,7 @@ class WordMap:
         self, description: Description, *, adapter: str | None = None, die: Die | None = None
     ) -> None:
         spec, target = description.spec, description.target
-        self._target, self._spec = target, spec
+        self._target, self._spec, self._description = target, spec, description
         self._groups = description.groups
         self._sizes = AttentionSizes.of(
             target,
@@ -118,7 +120,7 @@ class WordMap:
             ):
                 part = np.zeros(len(values), dtype=ELEMENT)
                 part["cycle"], part["event"] = cycles, number
-                part["token"] = -1 if memory in ("K", "V") else word.token
+                part["token"] = word.token if memory not in _SHARED else -1
                 part["index"], part["value"] = index, values
                 if word.tile != ALL_TILES:
                     tiles: Iterable[int] = [word.tile]
@@ -137,6 +139,12 @@ class WordMap:
         values = word.data
         lanes, groups = self._lanes, self._lanes // MX_BLOCK
         pace = 2 if instruction.op == "glu" else 1  # cycles a beat: gate, then up
+        idle = word.idle
+        if instruction.op == "attn":
+            n_tokens = position + word.token + 1
+            if word.memory in ("VC", "KC", "KG"):
+                return model_late(word, self._description, self._sizes, n_tokens)
+            idle -= late_cycles(self._description, n_tokens)
         if instruction.op == "attn":
             # a beat's sum over the tiles joins the nodes of the merge stack one a cycle
             held = self._target.kv.held(position + word.token + 1)
@@ -153,7 +161,7 @@ class WordMap:
             else:
                 # values that go to Y are there before those of x buffers are quantised and sent
                 early = QUANTIZER_CYCLES + self._hop if word.memory == "Y" else 0
-                cycles = word.idle - 1 - early - pace * (count - 1 - word.beat)
+                cycles = idle - 1 - early - pace * (count - 1 - word.beat)
             return [(word.memory, index, values, cycles)]
         if word.memory == "XB":
             padded = np.zeros(_XB_WORD, dtype=np.int64)
@@ -166,7 +174,7 @@ class WordMap:
             return [(f"XB{port}", index, padded, cycle) for port in ports]
         if word.memory == "OL":  # with every block of the head
             blocks = word.address * self._sizes.head_blocks + np.arange(self._sizes.head_blocks)
-            cycles = word.idle - 1 - pace * (self._sizes.beats - 1 - blocks // groups)
+            cycles = idle - 1 - pace * (self._sizes.beats - 1 - blocks // groups)
             return [("OL", blocks, np.full(len(blocks), values[0]), cycles)]
         return self._model_encoded(word)
 
@@ -218,7 +226,7 @@ class WordMap:
             is_sink, head = divmod(word.address, sizes.n_heads)
             first, beat_of = head * sizes.head_blocks, 0 if is_sink else sizes.sink_blocks
         else:
-            head, inside = self._kv_place(word.address)
+            head, inside = self._kv_place(word.address, word.memory)
             first = head * sizes.head_blocks + inside * sizes.word_blocks
             beat_of = (
                 sizes.sink_blocks
@@ -233,11 +241,12 @@ class WordMap:
         cycles = word.idle - late - (beats - 1 - block // sizes.n_groups)
         return [(word.memory, word.address * size + index, word.data, cycles)]
 
-    def _kv_place(self, address: int) -> tuple[int, int]:
+    def _kv_place(self, address: int, memory: str) -> tuple[int, int]:
         """Return the KV head of a bank's word, and the word's number in the head."""
         sizes = self._sizes
         row, inside = divmod(address, sizes.row_words)
-        return row // sizes.tile_tokens % sizes.n_kv_heads, inside
+        rows = sizes.tile_tokens if sizes.kivi is None else sizes.kivi.places[memory.lower()]
+        return row // rows % sizes.n_kv_heads, inside
 
     # what the RTL wrote
 
@@ -266,6 +275,8 @@ class WordMap:
             r"hside0\.tile(\d+)\.(q\d+|[kv](?:_second)?)\.(codes|shifts)\d+", name
         ):
             return self._rtl_encoded(one, int(match[1]), match[2], match[3])
+        if match := re.fullmatch(KIVI_MEMORY, name):
+            return rtl_late(one, match, self._sizes)
         if match := re.fullmatch(r"hside0\.(o|l)_buffer(\d+)", name):
             return self._rtl_sums(one, match[1], int(match[2]))
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from romsim_compiler.kv import KvConfig
-from romsim_compiler.target import Target
+from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.spec import ModelSpec
 
 __all__ = [
@@ -21,13 +21,14 @@ CODEC_CYCLES = {
     "int8": (0, 0),
     "int4": (3, 3),
     "int2": (3, 3),
-    "kivi": (0, 3),
+    "kivi": (0, 4),
     "tiered": (0, 3),
 }
 """By codec, what its deeper pipelines add to ``rope`` and to each block of ``attn``."""
 
 
 _ENCODE = 8  # pipeline fill of a quantiser: minimum and maximum, reciprocal, codes
+_LATE = 10  # of KIVI's: 2 in a tile, 1 for decoding words, 7 of the encoder
 _UPDATE = 6  # pipeline fill of the pass that adds attention mass, and of the argmin tree
 
 _Cycles = tuple[int, int]  # of the KV port, of latency
@@ -37,21 +38,26 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _plain_words(kv: KvConfig, first: int, last: int, n_tokens: int) -> tuple[int, int]:
-    """Return the 16-bit keys and values in slots ``first`` to ``last - 1``.
+def _word_rows(kv: KvConfig, first: int, last: int, n_tokens: int, tiles: int) -> int:
+    """Return the rows of a block's slots, one in each tile, in which keys or values are words.
 
-    They are those that the newest of ``n_tokens`` sees.
+    They are those that the newest of ``n_tokens`` sees, of slots ``first`` to ``last - 1``; a row
+    that has both is read twice by all tiles.
     """
     if kv.codec == "fp16":
-        return last - first, last - first
+        return 2 * _ceil(last - first, tiles)
     if kv.codec != "kivi":
-        return 0, 0
+        return 0
     before = n_tokens - 1
     keys = kv.plain_sinks + max(0, before - kv.plain_sinks) // kv.residual * kv.residual
     values = max(kv.plain_sinks, before - kv.residual)
-    sinks = max(0, min(last, kv.plain_sinks) - first)
-    counts = [sinks + max(0, last - max(first, kv.plain_sinks, upto)) for upto in (keys, values)]
-    return counts[0], counts[1]
+    n_rows = 0
+    for upto in (keys, values):
+        begin, end = first // tiles, _ceil(last, tiles)
+        sinks = min(end, max(begin, _ceil(kv.plain_sinks, tiles)))
+        window = min(end, max(sinks, upto // tiles))
+        n_rows += sinks - begin + end - window
+    return n_rows
 
 
 def block_extra(
@@ -72,8 +78,7 @@ def block_extra(
     first = index * att.attn_block
     words = _ceil(spec.head_dim, att.word_elems)
     passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
-    plain = _plain_words(kv, first, last, n_tokens)
-    port = passes * words * sum(_ceil(n, tiles) for n in plain)
+    port = passes * words * _word_rows(kv, first, last, n_tokens, tiles)
     table = 0
     if kv.layout == "paged":
         table = _ceil(last, kv.block) - first // kv.block
@@ -91,14 +96,17 @@ def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
     hop = target.network.broadcast_cycles + target.network.collect_cycles
     words = _ceil(spec.head_dim, att.word_elems)
     if kv.codec == "kivi":
-        n = n_tokens - kv.plain_sinks
+        n, bc = n_tokens - kv.plain_sinks, target.network.broadcast_cycles
+        blocks = spec.n_kv_heads * _ceil(spec.head_dim, MX_BLOCK)
         port = latency = 0
-        if n > 0 and n % kv.residual == 0:  # read for minimum and maximum, then again for codes
-            port += spec.n_kv_heads * 2 * _ceil(kv.residual, tiles) * 2 * words
-            latency += hop + _ENCODE
+        if n > 0 and n % kv.residual == 0:
+            # of each block and group: words are read, channels encoded, codes written
+            items = blocks * (kv.residual // kv.group)
+            port += items * 3 * kv.group
+            latency += items * (MX_BLOCK + hop + _LATE) + bc
         if n > kv.residual:
-            port += spec.n_kv_heads * 2 * words
-            latency += _ENCODE
+            port += 2 * blocks
+            latency += bc + hop + _LATE
         return port, latency
     if kv.is_ranked:
         passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)

@@ -66,6 +66,10 @@ class KvStore:
         Words of the newest key and value: elements or codes, int64 [n_kv_heads, head_dim], and of
         each block of 32 its exponent, or its zero and, 16 bits higher, its scale, int64
         [n_kv_heads, blocks]; none under ``fp16``.
+    late
+        What KIVI encoded after the newest token's attention: side, tokens, codes int64
+        [n_kv_heads, tokens, head_dim], and zeros with scales, int64 [n_kv_heads, groups, head_dim]
+        of keys, [n_kv_heads, tokens, blocks] of values.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class KvStore:
         self._bits: dict[tuple[int, int], int] = {}
         none = np.zeros((spec.n_kv_heads, 0), np.int64)
         self.written = [(none, none), (none, none)]
+        self.late: list[tuple[int, range, NDArray[np.int64], NDArray[np.int64]]] = []
 
     @property
     def seen(self) -> list[NDArray[np.float64]]:
@@ -217,6 +222,7 @@ class KvStore:
 
     def after_attention(self, position: int, note: Note) -> None:
         """Encode what has left KIVI's windows."""
+        self.late = []
         keys, values = self._leaving(position)
         for token in (*keys, *values):
             self.row_map.own(token)
@@ -230,7 +236,8 @@ class KvStore:
         row = self.row_map.rows[token]
         values = self.seen[1][:, row, :head_dim].astype(np.int64).reshape(-1)
         flat = np.zeros(len(values))
-        bits, _ = self._affine(values, kv.value_bits, "v.late.", flat, note)
+        bits, (codes, affine) = self._affine(values, kv.value_bits, "v.late.", flat, note)
+        self.late.append((1, range(token, token + 1), codes[:, None], affine[:, None]))
         self.seen[1][:, row, :head_dim] = flat.reshape(-1, head_dim)
         self._bound(flat)
         self._bits[1, token] = bits
@@ -246,6 +253,8 @@ class KvStore:
         )
         for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
             note(f"k.group.{kind}", words)
+        affine = zeros | scales.astype(np.int64) << 16
+        self.late.append((0, tokens, codes.astype(np.int64), affine))
         bits = kv.key_bits * codes.size + 16 * (scales.size + zeros.size)
         for token in tokens:
             self._bits[0, token] = 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from romsim.cycle.trace_kivi import late_words, window_row
 from romsim.cycle.weights import BLOCK
 from romsim_models.errors import SpecError
 
@@ -44,7 +45,8 @@ class SramWrite:
         ``V`` for the vector unit's buffers, ``H`` and ``L`` for tiles.
     memory
         ``X``, ``Y``, ``D``, ``O``, ``OL`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and
-        ``V`` (one tile), ``LOGITS`` (host port).
+        ``V`` (one tile), ``LOGITS`` (host port); of KIVI ``KC``, ``VC`` (codes, one tile) and
+        ``KG`` (zeros and scales of keys, for all tiles).
     tile
         Tile of the word, or ``ALL_TILES``.
     address
@@ -113,7 +115,7 @@ def kv_address(
 
 
 _TRACED = {
-    "codec": ("int8", "int4", "int2", "fp16"),
+    "codec": ("int8", "int4", "int2", "fp16", "kivi"),
     "retention": ("all", "stream"),
     "layout": ("contiguous", "ring", "paged"),
 }
@@ -227,6 +229,16 @@ class Tracer:
                 yield from self._beats("O", buffers.sums[:, 0, : spec.head_dim].reshape(-1))
                 for head in range(spec.n_heads):
                     yield "V", "OL", ALL_TILES, head, 0, buffers.weights[head, :1]
+                if self._target.kv.codec == "kivi":
+                    store = flight.slot.stores[instruction.layer]
+                    for memory, tile, address, data in late_words(
+                        store,
+                        spec,
+                        self._target,
+                        layer=instruction.layer,
+                        context=self._context,
+                    ):
+                        yield "H", memory, tile, address, 0, data
             case "norm" | "attn_out" | "glu":
                 n = {"attn_out": spec.q_dim, "glu": spec.hidden_dim}.get(instruction.op)
                 if n is None:
@@ -279,16 +291,20 @@ class Tracer:
                 (codes[:, at].astype(np.int64), shifts[:, at].astype(np.int64))
                 for codes, shifts in zip(cache.codes, cache.shifts, strict=True)
             ]
+        n_rows = self._n_rows(datapath)
         for memory, (codes, per_block) in zip("KV", sides, strict=True):
+            row = None
+            if self._target.kv.codec == "kivi":
+                row, n_rows = window_row(self._target, int(memory == "V"), flight.position)
             for head in range(spec.n_kv_heads):
                 for word in range(n_words):
                     tile, address = kv_address(
                         layer=instruction.layer,
                         head=head,
-                        row=_row(instruction, flight, head),
+                        row=_row(instruction, flight, head) if row is None else row,
                         word=word,
                         n_kv_heads=spec.n_kv_heads,
-                        n_rows=self._n_rows(datapath),
+                        n_rows=n_rows,
                         n_tiles=self._target.array.n_tiles,
                         words_per_head=n_words,
                         slot=slot,

@@ -62,12 +62,14 @@ class AffineEncoder(wiring.Component):
         Of a code: 2 or 4.
     table
         ``RCP`` of the numerics page.
+    value_bits
+        Of a value, which is at most 2^31 in magnitude; with 33 it may be 2^31.
 
     Members
     -------
     start : In(1)
         ``values`` are to be encoded.
-    values : In(signed(32)).array(32)
+    values : In(signed(value_bits)).array(32)
         The group.
     done : Out(1)
         The results of the group that was started 7 cycles ago are valid.
@@ -77,13 +79,13 @@ class AffineEncoder(wiring.Component):
         Words of docs/kv.md, section 1.
     """
 
-    def __init__(self, *, code_bits: int, table: Sequence[int]) -> None:
-        self.code_bits = code_bits
+    def __init__(self, *, code_bits: int, table: Sequence[int], value_bits: int = 32) -> None:
+        self.code_bits, self.value_bits = code_bits, value_bits
         self._inverses = significand_inverses(table)
         super().__init__(
             {
                 "start": In(1),
-                "values": In(signed(32)).array(MX_BLOCK),
+                "values": In(signed(value_bits)).array(MX_BLOCK),
                 "done": Out(1),
                 "codes": Out(code_bits * MX_BLOCK),
                 "zero": Out(16),
@@ -104,23 +106,23 @@ class AffineEncoder(wiring.Component):
         # the values wait for the words of their group
         waiting: list[list[Any]] = [list(self.values)]
         for index in range(4):
-            lanes = lane_signals(f"value{index + 1}_", MX_BLOCK, 32)
+            lanes = lane_signals(f"value{index + 1}_", MX_BLOCK, self.value_bits)
             with m.If(valid[index]):
                 m.d.sync += [a.eq(b) for a, b in zip(lanes, waiting[-1], strict=True)]
             waiting.append(lanes)
 
         low, high = self._bounds(m, valid)
         top = (1 << self.code_bits) - 1
-        extent = wire(m, (high - low)[:32], "extent")
+        extent = wire(m, (high - low)[: self.value_bits], "extent")
         product = wire(m, (extent * Const((1 << 32) // top, 32))[:64], "scaled_extent")
         is_up = product[31] & (product[:31].any() | product[32])
         step = Signal(32, reset_less=True)
-        low2 = Signal(signed(32), reset_less=True)
+        low2 = Signal(signed(self.value_bits), reset_less=True)
         with m.If(valid[2]):
             m.d.sync += [step.eq((product[32:] + is_up)[:32]), low2.eq(low)]
 
         scale_of = to_word(m, step, "scale_of")
-        zero_of = to_word(m, magnitude(low2), "zero_of")
+        zero_of = to_word(m, magnitude(low2)[:32], "zero_of")
         index_of, length = Signal(10, reset_less=True), Signal(6, reset_less=True)
         has_scale = Signal(reset_less=True)
         zero = Signal(signed(34), reset_less=True)
@@ -184,7 +186,7 @@ class AffineEncoder(wiring.Component):
                     _best(m, parts[at : at + size], is_better, f"{name}{stage}_{at}")
                     for at in range(0, len(parts), size)
                 ]
-                kept = lane_signals(f"{name}{stage}_kept", len(best), 32)
+                kept = lane_signals(f"{name}{stage}_kept", len(best), self.value_bits)
                 with m.If(valid[stage]):
                     m.d.sync += [a.eq(b) for a, b in zip(kept, best, strict=True)]
                 parts = list(kept)

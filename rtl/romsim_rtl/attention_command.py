@@ -55,6 +55,9 @@ def command_signature(sizes: AttentionSizes, *, n_banks: int = 1) -> wiring.Sign
         In-flight index, selects the query buffer (qk); with several tokens in flight.
     bank
         Address in the K bank (qk) or the V bank (pv).
+    window, coded
+        Address in a window of words, and how many tiles, the first ones, have codes instead (qk,
+        pv); with codec ``kivi``, where ``bank`` is the address of codes.
     bank_group, q_group
         Lane groups of the KV word's first block and of lane 0's query word; with several banks.
     entry, lane
@@ -86,6 +89,11 @@ def command_signature(sizes: AttentionSizes, *, n_banks: int = 1) -> wiring.Sign
         "o_select": Out(address_bits(sizes.heads_parallel * sizes.word_blocks)).array(groups),
         "o_entry": Out(address_bits(sizes.n_entries)).array(groups),
     }
+    if sizes.kivi is not None:
+        heads = sizes.n_layers * sizes.n_kv_heads
+        window = heads * sizes.kivi.places["v"] * sizes.row_words
+        members["window"] = Out(address_bits(window))
+        members["coded"] = Out(log2(sizes.n_tiles) + 1)
     if sizes.n_tiles > 1:
         members["last_valid"] = Out(log2(sizes.n_tiles))
     if sizes.n_inflight > 1:

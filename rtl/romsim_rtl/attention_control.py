@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -15,6 +15,7 @@ from romsim_rtl.attention_sizes import ATTN_CYCLES, BLOCK_CYCLES, AttentionSizes
 from romsim_rtl.htile_scores import SCORE_CYCLES
 from romsim_rtl.htile_softmax import NUMERATOR_CYCLES
 from romsim_rtl.htile_values import VALUE_CYCLES
+from romsim_rtl.kivi_control import build_halves, build_kivi_addresses, group_bits
 from romsim_rtl.kv_pages import AttentionPages
 from romsim_rtl.memory import address_bits
 
@@ -76,6 +77,9 @@ class AttentionControl(wiring.Component):
         The head that ``command.mx`` is for.
     merge : Out(merge_signature)
         Steps of the merge tree, together with ``command.mg``.
+    group_addr, ends : Out
+        Address of the zeros and scales of the keys that are read (qk), and the last cycle in which
+        it is busy; with codec ``kivi``.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
@@ -97,6 +101,7 @@ class AttentionControl(wiring.Component):
                 "head": Out(address_bits(sizes.n_heads)),
                 "merge": Out(merge_signature(sizes)),
             }
+            | ({} if sizes.kivi is None else {"group_addr": Out(group_bits(sizes)), "ends": Out(1)})
         )
 
     def elaborate(self, platform: Any) -> Module:
@@ -150,6 +155,8 @@ class AttentionControl(wiring.Component):
                 m.d.sync += self._wait.eq(self._wait + 1)
                 with m.If(self._wait == cycles - 1):
                     m.d.sync += [phase.eq(following), self._wait.eq(0)]
+                    if following == Phase.IDLE and sizes.kivi is not None:
+                        m.d.comb += self.ends.eq(1)
         return m
 
     def _read_pages(self, m: Module, pages: AttentionPages, block_rest: Signal) -> None:
@@ -187,7 +194,15 @@ class AttentionControl(wiring.Component):
         last_entry, next_tok, next_word, next_entry = Signal(), Signal(), Signal(), Signal()
         steps_qk, steps_pv = is_qk, is_pv  # a word has been read
         if sizes.words.has_halves:
-            steps_qk, steps_pv = self._halves(m, is_qk, is_pv)
+            is_wide: Any = Const(1, 1)
+            if sizes.kivi is not None:
+                kv = Signal(address_bits(sizes.n_kv_heads))
+                with m.If(next_entry & last_pass):
+                    m.d.sync += kv.eq(Mux(last_entry, 0, kv + 1))
+                is_wide = build_kivi_addresses(
+                    m, self, word=word, tok=tok, kv=kv, is_pv=is_pv, pos=self.pos
+                )
+            steps_qk, steps_pv = build_halves(m, command, is_qk, is_pv, is_wide)
         m.d.comb += [
             last_tok.eq(tok == self._slots),
             last_word.eq((word == sizes.row_words - 1) | is_ex),
@@ -206,9 +221,9 @@ class AttentionControl(wiring.Component):
             command.word.eq(words + word),
             command.slot.eq(slots + tok),
         ]
-        if self._pages is None:
+        if self._pages is None and sizes.kivi is None:
             m.d.comb += command.bank.eq(address)
-        else:
+        if self._pages is not None:
             pages = self._pages
             m.d.comb += [
                 pages.next_slot.eq(next_tok & ~last_tok),
@@ -253,20 +268,6 @@ class AttentionControl(wiring.Component):
         self._entry = entry
         if sizes.n_banks > 1:
             self._groups(m, word)
-
-    def _halves(self, m: Module, is_qk: Any, is_pv: Any) -> tuple[Signal, Signal]:
-        """Read each word in two cycles; return whether a key's, and a value's, is the second."""
-        command, is_second = self.command, Signal()
-        steps_qk, steps_pv = Signal(), Signal()
-        with m.If(is_qk | is_pv):
-            m.d.sync += is_second.eq(~is_second)
-        m.d.comb += [
-            command.first_half.eq(~is_second),
-            command.last_half.eq(is_second),
-            steps_qk.eq(is_qk & is_second),
-            steps_pv.eq(is_pv & is_second),
-        ]
-        return steps_qk, steps_pv
 
     def _groups(self, m: Module, word: Any) -> None:
         """Lane groups that brought the first blocks of a KV word and of lane 0's query word."""

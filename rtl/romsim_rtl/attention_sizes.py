@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
+from romsim_rtl.kivi_sizes import KiviSizes
 from romsim_rtl.kv_words import KV_WORDS, KvWords
 
 __all__ = [
@@ -70,6 +71,8 @@ class AttentionSizes:
         First slots, which are never taken and are read by a query of their own.
     block
         Slots of a page, whose row a block table gives; 0 where a slot's row is its number.
+    kivi
+        Rows of the banks of codec ``kivi``.
 
     Raises
     ------
@@ -95,6 +98,7 @@ class AttentionSizes:
     codec: str = "int8"
     sinks: int = 0
     block: int = 0
+    kivi: KiviSizes | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_tiles", "n_lanes", "word_elems", "attn_block"):
@@ -171,6 +175,14 @@ class AttentionSizes:
             codec=target.kv.codec,
             sinks=target.kv.sinks,
             block=target.kv.block,
+            kivi=None
+            if target.kv.codec != "kivi"
+            else KiviSizes.of(
+                target.kv,
+                n_tiles=target.array.n_tiles,
+                context=context,
+                n_inflight=target.schedule.n_inflight,
+            ),
         )
 
     @property
@@ -267,7 +279,8 @@ class AttentionSizes:
     @property
     def kv_row(self) -> int:
         """Words of one KV head of one layer in a bank."""
-        return self.tile_tokens * self.row_words
+        rows = self.tile_tokens if self.kivi is None else self.kivi.code_rows
+        return rows * self.row_words
 
     @property
     def layer_words(self) -> int:

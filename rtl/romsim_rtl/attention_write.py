@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import held
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes, log2
+from romsim_rtl.kivi_control import place_tables, window_bits
 from romsim_rtl.memory import address_bits
 
 __all__ = ["QKV", "BroadcastWriter", "broadcast_members", "query_bits", "write_signature"]
@@ -65,7 +66,7 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
         "k_en": Out(1).array(banks),
         "v_en": Out(1).array(banks),
         "q_addr": Out(query_bits(sizes)).array(banks),
-        "kv_addr": Out(address_bits(sizes.bank_words)).array(banks),
+        "kv_addr": Out(written_bits(sizes)).array(banks),
         "mask": Out(blocks).array(banks),
         "codes": Out(CODES_BITS * blocks).array(banks),
         "shifts": Out(SHIFT_BITS * blocks).array(banks),
@@ -77,6 +78,11 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
     if sizes.n_tiles > 1:
         members["tile"] = Out(log2(sizes.n_tiles))
     return wiring.Signature(members)
+
+
+def written_bits(sizes: AttentionSizes) -> int:
+    """Address bits of what the broadcast writes: a K or V bank, or its window."""
+    return address_bits(sizes.bank_words) if sizes.kivi is None else window_bits(sizes)
 
 
 def query_bits(sizes: AttentionSizes) -> int:
@@ -127,7 +133,7 @@ class BroadcastWriter(wiring.Component):
             "is_k": 1,
             "is_v": 1,
             "word": address_bits(sizes.n_entries * sizes.row_words) + (sizes.sinks > 0),
-            "offset": address_bits(sizes.layer_words),
+            "offset": address_bits(sizes.layer_words) if sizes.kivi is None else window_bits(sizes),
             "block": address_bits(sizes.word_blocks),
         }
         fields, at = {}, 0
@@ -147,7 +153,7 @@ class BroadcastWriter(wiring.Component):
                 values |= {
                     "is_k": int(kv < sizes.n_kv_blocks),
                     "is_v": int(kv >= sizes.n_kv_blocks),
-                    "offset": head * sizes.kv_row + word,
+                    "offset": head * self._kv_row(kv >= sizes.n_kv_blocks) + word,
                 }
             rows.append(sum(value << fields[name].start for name, value in values.items()))
         if sizes.sinks:
@@ -156,6 +162,29 @@ class BroadcastWriter(wiring.Component):
             rows = queries + [0] * (sizes.sink_blocks - len(queries)) + rows
         return rows, fields
 
+    def _kv_row(self, is_value: bool) -> int:
+        sizes = self.sizes
+        if sizes.kivi is None:
+            return sizes.kv_row
+        return sizes.kivi.places["v" if is_value else "k"] * sizes.row_words
+
+    def _bases(self, m: Module) -> tuple[Any, Any]:
+        """Addresses of the token's first words in its layer, of keys and values."""
+        sizes = self.sizes
+        row: Any = self.bc_pos >> log2(sizes.n_tiles)
+        if sizes.block:
+            row = Array(self.rows)[self.bc_token[: address_bits(sizes.n_inflight)]]
+        if sizes.kivi is None:
+            base = self.bc_layer * sizes.layer_words + row * sizes.row_words
+            return base, base
+        places = place_tables(m, sizes, row, "row_places")
+        k, v = (
+            self.bc_layer * (sizes.n_kv_heads * self._kv_row(side == "v"))
+            + places[side] * sizes.row_words
+            for side in "kv"
+        )
+        return k, v
+
     def elaborate(self, platform: Any) -> Module:
         """Build one table for each bank, and the registers."""
         m = Module()
@@ -163,10 +192,7 @@ class BroadcastWriter(wiring.Component):
         rows, fields = self._places()
         valid = Signal()
         m.d.comb += valid.eq(self.bc_kind == QKV)
-        row: Any = self.bc_pos >> log2(sizes.n_tiles)
-        if sizes.block:
-            row = Array(self.rows)[self.bc_token[: address_bits(sizes.n_inflight)]]
-        base = self.bc_layer * sizes.layer_words + row * sizes.row_words
+        k_base, v_base = self._bases(m)
         for bank in range(sizes.n_banks):
             table = Memory(shape=unsigned(fields["block"].stop), depth=len(rows), init=rows)
             m.submodules[f"places{bank}"] = table
@@ -180,7 +206,10 @@ class BroadcastWriter(wiring.Component):
                     write.q_en[bank].eq(place["lane"] & present.replicate(len(place["lane"]))),
                     write.k_en[bank].eq(place["is_k"] & present),
                     write.v_en[bank].eq(place["is_v"] & present),
-                    held(m, write.kv_addr[bank]).eq(base + place["offset"]),
+                    held(m, write.kv_addr[bank]).eq(
+                        (k_base if sizes.kivi is None else Mux(place["is_k"], k_base, v_base))
+                        + place["offset"]
+                    ),
                     held(m, write.q_addr[bank]).eq(
                         Cat(place["word"], self.bc_token[: address_bits(sizes.n_inflight)])
                         if sizes.n_inflight > 1

@@ -9,7 +9,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Value
 
 from romsim_rtl.primitives import bit_length, wire
 
-__all__ = ["SIGNIFICAND_BITS", "WORD_FRAC", "HalfWord", "split_word", "to_word"]
+__all__ = ["SIGNIFICAND_BITS", "WORD_FRAC", "HalfWord", "split_word", "to_integer", "to_word"]
 
 SIGNIFICAND_BITS = 11
 
@@ -72,3 +72,10 @@ def split_word(word: Value) -> tuple[Value, Value]:
     field = word[10:15]
     is_normal = field.any()
     return Cat(word[:10], is_normal), Mux(is_normal, field, 1)[:5]
+
+
+def to_integer(word: Value, bits: int) -> Value:
+    """Return the integer that a word of 16 bits stands for, signed, of that many bits."""
+    significand, exponent = split_word(word)
+    size = (significand << exponent)[WORD_FRAC : WORD_FRAC + bits - 1]
+    return Mux(word[15], -size, size)[:bits].as_signed()

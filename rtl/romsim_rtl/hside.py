@@ -14,6 +14,7 @@ from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
 from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
 from romsim_rtl.htile import HTile
+from romsim_rtl.kivi_side import build_late
 from romsim_rtl.kv_pages import PageTable
 from romsim_rtl.lora_side import LoraSide, configuration_members, drive
 from romsim_rtl.lora_sizes import LoraSizes
@@ -185,6 +186,9 @@ class HSide(wiring.Component):
             else:
                 drive(m, command, tile.command)
             drive(m, writer.write, tile.write)
+        attends: Any = control.busy
+        if sizes.kivi is not None:
+            attends = attends | build_late(m, sizes, control, tiles, held)
         maximum = self._maximum(m, control, tiles)
         tree = self._merge(m, control, tiles, maximum)
         self._outputs(m, tree, held["token"])
@@ -194,11 +198,11 @@ class HSide(wiring.Component):
         if self.lora is None:
             ends = Signal()
             m.d.sync += ends.eq(start_lora)  # λ_lora_off
-            m.d.comb += self.busy.eq(control.busy | ends)
+            m.d.comb += self.busy.eq(attends | ends)
         else:
             clips += [tile.lora_saturations for tile in tiles]
             side = self._adapters(m, self.lora, tiles, start_lora, fields["base"], held["token"])
-            m.d.comb += self.busy.eq(control.busy | side.busy)
+            m.d.comb += self.busy.eq(attends | side.busy)
         m.d.sync += self.sat_count.eq(add_tree(clips)[:32])
         return m
 

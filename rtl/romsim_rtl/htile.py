@@ -12,9 +12,11 @@ from romsim_rtl.attention_command import command_signature, maximum_signature
 from romsim_rtl.attention_sizes import CODES_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import query_bits, write_signature
 from romsim_rtl.htile_banks import BlockBank
+from romsim_rtl.htile_kivi import build_kivi_banks
 from romsim_rtl.htile_scores import TileScores
 from romsim_rtl.htile_softmax import TileSoftmax
 from romsim_rtl.htile_values import SUM_BITS, TileValues
+from romsim_rtl.kivi_late import late_signature
 from romsim_rtl.lora_command import (
     configuration_signature,
     input_signature,
@@ -54,6 +56,9 @@ class HTile(wiring.Component):
         Sums and weights of a beat, 2 cycles after the command ``mg``.
     saturations : Out(32)
         Scores that were clipped.
+    late, late_word, k_affine : with codec ``kivi``
+        Reads and writes after attention, and half a block, 2 cycles after its read; zeros and
+        scales of the keys' channels, one cycle after the command ``qk``.
     lora_* : with adapters
         The members of `TileLora`.
     """
@@ -71,6 +76,9 @@ class HTile(wiring.Component):
         }
         if sizes.n_tiles > 1:
             members["tile"] = In(log2(sizes.n_tiles))
+        if sizes.kivi is not None:
+            members |= {"late": In(late_signature(sizes)), "late_word": Out(CODES_BITS)}
+            members["k_affine"] = In(32 * sizes.word_elems)
         if lora is not None:
             members |= {
                 "lora_parameters": In(parameter_signature(lora)),
@@ -101,7 +109,10 @@ class HTile(wiring.Component):
             m.d.comb += is_mine.eq(self.write.tile == self.tile)
         else:
             m.d.comb += [present.eq(1), is_mine.eq(1)]
-        banks = self._banks(m, is_mine)
+        is_code = Signal()
+        if sizes.kivi is not None:
+            m.d.comb += is_code.eq((self.tile if sizes.n_tiles > 1 else 0) < command.coded)
+        banks = self._banks(m, is_mine, is_code)
         if self.lora is not None:
             self._adapters(m, self.lora)
 
@@ -122,8 +133,19 @@ class HTile(wiring.Component):
         if sizes.words.block_bits:
             k_shifts = [scores.k_shifts.eq(banks["k"].shifts)]
             v_shifts = [values.v_shifts.eq(banks["v"].shifts)]
-        codes = {kind: banks[kind].codes for kind in "kv"}
-        if sizes.words.has_halves:
+        if sizes.kivi is not None:
+            codes = {kind: banks[kind] for kind in "kv"}
+            m.d.comb += [
+                scores.is_code.eq(is_code),
+                values.is_code.eq(is_code),
+                scores.k_coded.eq(banks["k_coded"].codes),
+                scores.k_affine.eq(self.k_affine),
+                values.v_coded.eq(banks["v_coded"].codes),
+                values.v_affine.eq(banks["v_coded"].shifts),
+            ]
+        elif not sizes.words.has_halves:
+            codes = {kind: banks[kind].codes for kind in "kv"}
+        else:
             second = Signal(reset_less=True)
             with m.If(command.qk | command.pv):
                 m.d.sync += second.eq(~command.first_half)
@@ -189,7 +211,7 @@ class HTile(wiring.Component):
         if self.sizes.n_tiles > 1:
             m.d.comb += part.tile.eq(self.tile)
 
-    def _banks(self, m: Module, is_mine: Any) -> dict[str, Any]:
+    def _banks(self, m: Module, is_mine: Any, is_code: Any) -> dict[str, Any]:
         """Make the K and V banks and a query buffer for each lane."""
         sizes, command = self.sizes, self.command
         banks: dict[str, Any] = {}
@@ -203,8 +225,11 @@ class HTile(wiring.Component):
                 is_end = command.sink_end & (self.tile < sizes.sinks % sizes.n_tiles)
                 m.d.comb += is_sink.eq(command.sink | is_end)
             q_addr = Cat(command.word, is_sink)
+        kivi: dict[str, Any] = {}
         reads = {"k": command.qk, "v": command.pv}
-        if sizes.words.has_halves:
+        if sizes.kivi is not None:
+            kivi, reads = build_kivi_banks(m, self, is_code=is_code, is_mine=is_mine), {}
+        elif sizes.words.has_halves:
             seconds = {f"{kind}_second": en & ~command.first_half for kind, en in reads.items()}
             reads = {kind: en & command.first_half for kind, en in reads.items()} | seconds
         for kind, enable in reads.items():
@@ -250,4 +275,4 @@ class HTile(wiring.Component):
                 ]
                 if hasattr(bank, "w_shifts"):
                     m.d.comb += bank.w_shifts[index].eq(shifts)
-        return banks
+        return banks | kivi

@@ -12,6 +12,7 @@ from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.htile_affine import affine_term
+from romsim_rtl.htile_kivi import decode_kivi
 from romsim_rtl.htile_words import decode_half, words_term
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
@@ -62,6 +63,9 @@ class TileScores(wiring.Component):
         slot_bits = address_bits(sizes.n_entries * sizes.block_slots)
         if sizes.words.has_halves:
             members |= {"first_half": In(1), "last_half": In(1)}
+        if sizes.kivi is not None:
+            members |= {"is_code": In(1), "k_affine": In(32 * sizes.word_elems)}
+            members["k_coded"] = In(sizes.kivi.key_bits * sizes.word_elems)
         members |= {
             "entry": In(address_bits(sizes.n_entries)),
             "slot": In(slot_bits),
@@ -86,29 +90,29 @@ class TileScores(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         """Build the pipeline: products, shift, sum, saturation, maximum."""
         m = Module()
-        optional = ("full", "first_half", "last_half")
+        optional = ("full", "first_half", "last_half", "is_code")
         names = [*_FLAGS, "entry", "slot", *(name for name in optional if hasattr(self, name))]
         flags = {name: getattr(self, name) for name in names}
         more = self.sizes.words.score_cycles
         valid = valid_chain(m, self.en, 3 + more, "word")
         _, flags1 = delay(m, valid[0], flags, 1, "read")
         _, flags2 = delay(m, valid[1], flags1, 1, "product")
-        waiting = flags2
+        waiting = [flags2]
         for index in range(more):
-            _, waiting = delay(m, valid[2 + index], waiting, 1, f"scaled{index}")
-        _, flags3 = delay(m, valid[2 + more], waiting, 1, "shift")
+            waiting.append(delay(m, valid[2 + index], waiting[-1], 1, f"scaled{index}")[1])
+        _, flags3 = delay(m, valid[2 + more], waiting[-1], 1, "shift")
         done = Signal()  # the last word of a key has been added
         is_whole = valid[-1]
         if "last_half" in flags3:
             is_whole = is_whole & flags3["last_half"]
         m.d.sync += done.eq(is_whole & flags3["last_word"])
-        unwanted = ("first_word", "last_word", "first_half", "last_half")
+        unwanted = ("first_word", "last_word", "first_half", "last_half", "is_code")
         wanted = [n for n in names if n not in unwanted]
         _, flags4 = delay(m, valid[-1], {n: flags3[n] for n in wanted}, 1, "sum")
         _, flags5 = delay(m, done, flags4, 1, "score")
         scored, stored = valid_chain(m, done, 2, "score_done")[1:]
 
-        totals = self._multiply(m, valid, is_whole, (flags1, flags2, flags3))
+        totals = self._multiply(m, valid, is_whole, (flags1, waiting[max(0, more - 1)], flags3))
         scores = Signal(32 * len(totals), reset_less=True)
         clipped = Signal(len(totals), reset_less=True)
         results = [saturate32(total) for total in totals]
@@ -120,7 +124,7 @@ class TileScores(wiring.Component):
         return m
 
     def _multiply(self, m: Module, valid: list[Any], is_whole: Any, flags: tuple[Any, ...]) -> Any:
-        """Add up a key's blocks for each lane; flags of its reading, products and last stage."""
+        """Add up a key's blocks for each lane; flags of its reading, products and sum."""
         sizes = self.sizes
         read, product, shift = flags
         term_of: Any = self._affine_term if sizes.words.is_affine else self._term
@@ -180,24 +184,42 @@ class TileScores(wiring.Component):
         blocks: dict[int, list[Signal]] = {}
 
         def term(m: Module, valid: list[Any], read: Any, lane: int, block: int) -> Any:
-            if block not in blocks:
-                bits = sizes.words.read_bits
-                blocks[block] = decode_half(
-                    m,
-                    valid[1],
-                    f"_k{block}",
-                    words=self.k_codes[bits * block : bits * (block + 1)],
-                    is_second=~read["first_half"],
-                    is_absent=read["last_word"] if block >= sizes.last_blocks else None,
-                )
             at = slice(CODES_BITS * block, CODES_BITS * (block + 1))
+            query: Any = self.q_codes[lane][at]
+            shift: Any = self.q_shifts[lane][SHIFT_BITS * block : SHIFT_BITS * (block + 1)]
+            if block not in blocks:
+                choices = {
+                    "words": self.k_codes[at],
+                    "is_second": ~read["first_half"],
+                    "is_absent": read["last_word"] if block >= sizes.last_blocks else None,
+                }
+                if sizes.kivi is None:
+                    blocks[block] = decode_half(m, valid[1], f"_k{block}", **choices)
+                else:
+                    bits = sizes.kivi.key_bits * MX_BLOCK
+                    channels = range(MX_BLOCK * block, MX_BLOCK * (block + 1))
+                    blocks[block] = decode_kivi(
+                        m,
+                        valid[1:],
+                        f"_k{block}",
+                        codes=self.k_coded[bits * block : bits * (block + 1)],
+                        affine=[self.k_affine.word_select(d, 32) for d in channels],
+                        is_code=read["is_code"],
+                        **choices,
+                    )
+            depth = 1
+            if sizes.kivi is not None:  # decoding takes a stage more, for which the query waits
+                waiting = (Signal.like(query), Signal.like(shift))
+                with m.If(valid[1]):
+                    m.d.sync += [waiting[0].eq(query), waiting[1].eq(shift)]
+                (query, shift), depth = waiting, 2
             return words_term(
                 m,
-                valid[1:],
+                valid[depth:],
                 f"{lane}_{block}",
                 seen=blocks[block],
-                query=self.q_codes[lane][at],
-                query_shift=self.q_shifts[lane][SHIFT_BITS * block : SHIFT_BITS * (block + 1)],
+                query=query,
+                query_shift=shift,
                 first_half=first_half,
             )
 

@@ -12,6 +12,7 @@ from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_command import delay, held, valid_chain
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS, AttentionSizes
 from romsim_rtl.htile_affine import affine_value
+from romsim_rtl.htile_kivi import decode_kivi
 from romsim_rtl.htile_softmax import P_BITS
 from romsim_rtl.htile_words import decode_half, words_value
 from romsim_rtl.memory import Sram, address_bits
@@ -54,6 +55,9 @@ class TileValues(wiring.Component):
         extra: dict[str, Any] = {}
         if sizes.words.has_halves:
             extra |= {"first_half": In(1), "last_half": In(1)}
+        if sizes.kivi is not None:
+            extra |= {"is_code": In(1), "v_affine": In(32 * blocks)}
+            extra["v_coded"] = In(sizes.kivi.value_bits * sizes.word_elems)
         if sizes.words.block_bits:
             extra["v_shifts"] = In(sizes.words.block_bits * blocks)
         super().__init__(
@@ -77,6 +81,8 @@ class TileValues(wiring.Component):
         m = Module()
         sizes = self.sizes
         halves = ("first_half", "last_half") if sizes.words.has_halves else ()
+        if sizes.kivi is not None:
+            halves = (*halves, "is_code")
         names = ("first_tok", "last_tok", "word", *halves)
         more = sizes.words.value_cycles
         valid = valid_chain(m, self.en, 2 + more, "value")
@@ -103,7 +109,7 @@ class TileValues(wiring.Component):
         values: list[Any] = [None] * sizes.n_groups
         accumulate: Any = self._accumulate
         if halves:
-            accumulate = self._word_sums(~read["first_half"])
+            accumulate = self._word_sums(read)
         for lane in range(sizes.heads_parallel):
             for block in range(sizes.word_blocks):
                 sums = accumulate(m, valid, first, lane, block)
@@ -131,19 +137,40 @@ class TileValues(wiring.Component):
             m.d.sync += [held(m, o).eq(value) for o, value in zip(self.o, values, strict=True)]
         return m
 
-    def _word_sums(self, is_second: Any) -> Any:
+    def _word_sums(self, read: dict[str, Any]) -> Any:
         """Return what adds up 16-bit words, which all lanes share."""
-        bits = self.sizes.words.read_bits
+        bits, kivi = self.sizes.words.read_bits, self.sizes.kivi
+        is_second = ~read["first_half"]
         blocks: dict[int, list[Signal]] = {}
 
         def accumulate(m: Module, valid: list[Any], first: Any, lane: int, block: int) -> Any:
             if block not in blocks:
                 words = self.v_codes[bits * block : bits * (block + 1)]
-                blocks[block] = decode_half(
-                    m, valid[1], f"_v{block}", words=words, is_second=is_second
-                )
-            p = self.p[P_BITS * lane : P_BITS * (lane + 1)]
-            return words_value(m, valid[1:], first, f"{lane}_{block}", seen=blocks[block], p=p)
+                if kivi is None:
+                    blocks[block] = decode_half(
+                        m, valid[1], f"_v{block}", words=words, is_second=is_second
+                    )
+                else:
+                    size = kivi.value_bits * MX_BLOCK
+                    blocks[block] = decode_kivi(
+                        m,
+                        valid[1:],
+                        f"_v{block}",
+                        words=words,
+                        codes=self.v_coded[size * block : size * (block + 1)],
+                        affine=[self.v_affine[32 * block : 32 * (block + 1)]],
+                        is_code=read["is_code"],
+                        is_second=is_second,
+                    )
+            p: Any = self.p[P_BITS * lane : P_BITS * (lane + 1)]
+            depth = 1
+            if kivi is not None:  # decoding takes a stage more, for which the numerator waits
+                waiting = Signal.like(p, name=f"waiting{lane}_{block}")
+                with m.If(valid[1]):
+                    m.d.sync += waiting.eq(p)
+                p, depth = waiting, 2
+            name = f"{lane}_{block}"
+            return words_value(m, valid[depth:], first, name, seen=blocks[block], p=p)
 
         return accumulate
 

@@ -13,7 +13,7 @@ from amaranth.hdl import Module, Mux, Signal, signed
 
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS
-from romsim_rtl.half_words import WORD_FRAC, split_word
+from romsim_rtl.half_words import to_integer
 from romsim_rtl.htile_softmax import P_BITS
 from romsim_rtl.primitives import add_tree, lane_signals, left_shift, round_shift
 
@@ -25,12 +25,6 @@ SEEN_BITS = 33
 _HALF = MX_BLOCK // 2
 _PRODUCT_BITS = 46  # 32 · 127 · 2^32 and a sign
 _SCORE_SHIFT = 16
-
-
-def _integer(word: Any) -> Any:
-    significand, exponent = split_word(word)
-    size = (significand << exponent)[WORD_FRAC : WORD_FRAC + SEEN_BITS - 1]
-    return Mux(word[15], -size, size)[:SEEN_BITS].as_signed()
 
 
 def decode_half(
@@ -55,7 +49,7 @@ def decode_half(
             is_there = is_there & ~is_absent
         word = words[16 * inside : 16 * inside + 16]
         with m.If(enable):
-            m.d.sync += register.eq(Mux(is_there, _integer(word), 0))
+            m.d.sync += register.eq(Mux(is_there, to_integer(word, SEEN_BITS), 0))
     return seen
 
 

@@ -9,7 +9,7 @@ from romsim_models.errors import SpecError
 __all__ = ["KV_HARDWARE", "check_kv_hardware"]
 
 KV_HARDWARE = {
-    "codec": ("int8", "int4", "int2", "fp16"),
+    "codec": ("int8", "int4", "int2", "fp16", "kivi"),
     "retention": ("all", "stream"),
     "layout": ("contiguous", "ring", "paged"),
 }
@@ -31,6 +31,11 @@ def check_kv_hardware(kv: KvConfig) -> None:
                 f"kv.{axis} of an RTL target must be one of {', '.join(built)}, not {found!r}, for "
                 f"which there is no hardware yet; compile with --kv {axis}={built[0]}"
             )
+    if kv.codec == "kivi" and kv.layout != "contiguous":
+        raise SpecError(
+            f"kv.layout of an RTL target must be contiguous with codec kivi, not {kv.layout!r}: "
+            f"its windows and codes have rows of their own; compile with --kv layout=contiguous"
+        )
     if kv.group not in (0, MX_BLOCK):
         raise SpecError(
             f"kv.group of an RTL target must be {MX_BLOCK}, the values that a lane group encodes, "

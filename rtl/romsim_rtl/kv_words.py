@@ -54,6 +54,7 @@ class KvWords:
 
 KV_WORDS = {
     "fp16": KvWords(element_bits=16, block_bits=0, score_cycles=1, value_cycles=1),
+    "kivi": KvWords(element_bits=16, block_bits=0, score_cycles=2, value_cycles=2),
     "int8": KvWords(element_bits=8, block_bits=5),
     "int4": KvWords(element_bits=4, block_bits=32, score_cycles=2, value_cycles=1, encode_cycles=3),
     "int2": KvWords(element_bits=2, block_bits=32, score_cycles=2, value_cycles=1, encode_cycles=3),

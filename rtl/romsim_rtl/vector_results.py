@@ -119,7 +119,7 @@ def build_broadcast(
     codes: list[Any] = [group.codes for group in groups]
     more: dict[str, list[Any]] = {}
     if KV_WORDS[unit.codec].has_halves:
-        n_queries = sizes.q_dim // 32
+        n_queries = sizes.sink_beats * sizes.n_groups + sizes.q_dim // 32
         half = KV_WORDS[unit.codec].read_bits
         more["second"] = [group.words[half:] for group in groups]
         for index, group in enumerate(groups):

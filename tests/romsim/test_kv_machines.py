@@ -134,8 +134,8 @@ def test_options_that_do_not_go_together_are_refused(tiny: Description) -> None:
     for kv, sentence in (
         (
             "kvc-q",
-            "kv.codec one of int8, int4, int2, fp16, not 'tiered', whose words no RTL writes; "
-            "compile with --kv codec=int8",
+            "kv.codec one of int8, int4, int2, fp16, kivi, not 'tiered', whose words no RTL "
+            "writes; compile with --kv codec=int8",
         ),
         (
             "h2o",

@@ -11,6 +11,7 @@ from amaranth.hdl import Cat, Module, Signal
 
 from romsim_rtl.half_words import WORD_FRAC
 from romsim_rtl.htile_affine import affine_term, affine_value
+from romsim_rtl.htile_kivi import decode_kivi
 from romsim_rtl.htile_words import decode_half, words_term, words_value
 from tests.rtl.attention_golden import rne, shr
 from tests.rtl.stepped import simulate
@@ -249,4 +250,42 @@ def test_sums_of_words_begin_with_a_first_half() -> None:
     made = words_value(m, ones, late[1], "", seen=seen, p=of["p"])
     out = Signal(64 * 32, name="out")
     m.d.comb += out.eq(Cat(made))
+    run(m, ports, out, wanted)
+
+
+@pytest.mark.parametrize(("bits", "n_affine"), [(4, 32), (2, 1)])
+def test_words_and_codes_become_the_integers_that_attention_sees(bits: int, n_affine: int) -> None:
+    """Keys with zero and scale of each channel, values with one pair for all; 33 bits suffice."""
+    rng = random.Random(5)
+    inputs: dict[str, list[int]] = {
+        name: [] for name in ("words", "codes", "affine", "is_code", "is_second", "is_absent")
+    }
+    wanted = [0, 0]
+    for codes, zero, scale in groups(rng, bits, 120):
+        others = groups(rng, bits, n_affine)[: n_affine - 1]
+        pairs = [(zero, scale), *((z, s) for _, z, s in others)]
+        words = halves(rng, 1)[rng.randrange(5)][:16]
+        is_code, is_second, is_absent = (rng.random() < share for share in (0.5, 0.4, 0.1))
+        seen = [0] * 32
+        if is_code and not is_second:
+            of = [pairs[lane % len(pairs)] for lane in range(32)]
+            seen = [integer(z) + c * integer(s) for c, (z, s) in zip(codes, of, strict=True)]
+        elif not is_code:
+            seen[16 * is_second : 16 * is_second + 16] = [integer(word) for word in words]
+        wanted.append(0 if is_absent else pack(seen, 33))
+        inputs["words"].append(pack(words, 16))
+        inputs["codes"].append(pack(codes, bits))
+        inputs["affine"].append(pack([z | s << 16 for z, s in pairs], 32))
+        for name, value in (("code", is_code), ("second", is_second), ("absent", is_absent)):
+            inputs[f"is_{name}"].append(int(value))
+
+    m = Module()
+    widths = {"words": 256, "codes": 32 * bits, "affine": 32 * n_affine}
+    ports = {name: (Signal(widths.get(name, 1), name=name), v) for name, v in inputs.items()}
+    of_ports = {name: port for name, (port, _) in ports.items()}
+    affine = of_ports.pop("affine")
+    pairs_of = [affine.word_select(index, 32) for index in range(n_affine)]
+    ones = [Signal(init=1, name=f"one{index}") for index in range(2)]
+    out = Signal(33 * 32, name="out")
+    m.d.comb += out.eq(Cat(decode_kivi(m, ones, "", affine=pairs_of, **of_ports)))
     run(m, ports, out, wanted)

@@ -16,6 +16,7 @@ from romsim_compiler.kv_cycles import CODEC_CYCLES
 from romsim_models.errors import SpecError
 from romsim_rtl.affine_encoder import ENCODER_CYCLES
 from romsim_rtl.driver_build import BuildOptions
+from romsim_rtl.kivi_sizes import KiviSizes
 from romsim_rtl.kv_hardware import check_kv_hardware
 from romsim_rtl.kv_words import KV_WORDS
 from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
@@ -40,7 +41,10 @@ def verified(kv: str, folder: Path, *, name: str = "tiny-int4", n: int = 9, **si
     (part,) = done.rtl
     assert done.passed
     assert part.report.n_tokens == n + 2
-    assert {"K", "V", "Q", "O"} <= {place[0] for place in part.report.by_memory}
+    memories = {"K", "V", "Q", "O"}
+    if "kivi" in kv:
+        memories |= {"KC", "VC", "KG"}
+    assert min(part.report.by_memory[memory] for memory in memories) > 0
 
 
 @pytest.mark.verilator
@@ -61,6 +65,11 @@ def test_three_machines_agree(tmp_path: Path) -> None:
         ("fp16", WIDE, "tiny-int2", 17),
         ("fp16", MIXED, "tiny-int2", 9),
         ("fp16,retention=stream,sinks=0,window=6", ONE, "tiny-int4", 19),
+        ("fp16,retention=stream,sinks=3,window=6", ONE | MIXED, "tiny-int4", 19),
+        ("kivi-4bit,residual=32", {"n_inflight": 1}, "tiny-int4", 70),
+        ("kivi-k4v2,residual=32,plain_sinks=4", {}, "tiny-int4", 70),
+        ("kivi-2bit,residual=64,plain_sinks=8", WIDE, "tiny-int2", 140),
+        ("kivi-2bit,residual=32", ONE, "tiny-int4", 70),
     ],
 )
 def test_three_machines_agree_on_other_chips(
@@ -76,6 +85,45 @@ def test_pipelines_are_as_deep_as_the_closed_forms_say() -> None:
         assert words.score_cycles + words.value_cycles == in_block
         if words.is_affine:
             assert QUANTIZER_CYCLES + words.encode_cycles == ENCODER_CYCLES
+
+
+def test_a_kivi_chip_of_odd_rows_is_refused() -> None:
+    def sizes(n_tiles: int, plain_sinks: int) -> KiviSizes:
+        return KiviSizes(
+            n_tiles=n_tiles,
+            context=256,
+            n_inflight=2,
+            plain_sinks=plain_sinks,
+            residual=64,
+            key_bits=4,
+            value_bits=2,
+        )
+
+    sentence = (
+        "kv.plain_sinks of an RTL target must be a multiple of its 8 tiles, not 4: all tiles read "
+        "words or codes of keys"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        sizes(8, 4)
+    sentence = (
+        "Tiles of an RTL target with KV codec kivi must divide the 32 tokens of a group, not be "
+        "64; choose fewer tiles"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        sizes(64, 0)
+    sentence = (
+        "kv.layout of an RTL target must be contiguous with codec kivi, not 'paged': its windows "
+        "and codes have rows of their own; compile with --kv layout=contiguous"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        check_kv_hardware(parse_kv("kivi-4bit,layout=paged,block=32"))
+    # four tiles, eight sinks: keys take 16 rows in turn and one ahead, values one more
+    kivi = sizes(4, 8)
+    assert kivi.places == {"k": 19, "v": 20}
+    assert [kivi.place("k", row) for row in (0, 1, 2, 18, 19)] == [0, 1, 2, 18, 2]
+    assert [kivi.place("v", row) for row in (0, 1, 2, 19, 20)] == [0, 1, 2, 19, 2]
+    assert [kivi.coded_rows(row) for row in (0, 2, 17, 18, 33, 34)] == [2, 2, 2, 18, 18, 34]
+    assert (kivi.code_rows, kivi.n_groups) == (62, 8)
 
 
 def test_a_group_of_more_than_a_lane_group_is_refused() -> None:

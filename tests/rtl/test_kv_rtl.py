@@ -263,8 +263,8 @@ def test_cocotbs_host_refuses_a_block_table(paged: Description) -> None:
     [
         (
             "kvc-q",
-            "kv.codec of an RTL target must be one of int8, int4, int2, fp16, not 'tiered', for "
-            "which there is no hardware yet; compile with --kv codec=int8",
+            "kv.codec of an RTL target must be one of int8, int4, int2, fp16, kivi, not 'tiered', "
+            "for which there is no hardware yet; compile with --kv codec=int8",
         ),
         (
             "h2o,heavy=4,window=4,codec=int8",
