@@ -46,7 +46,7 @@ def model_late(
     offset = np.arange(len(word.data))
     index = np.where(offset < n_codes, offset, sizes.word_elems + offset - n_codes)
     in_word = np.where(offset < n_codes, offset // MX_BLOCK, offset - n_codes)
-    rows = kivi_rows(description, word.memory)
+    rows = _n_rows(description, word.memory)
     row, inside = divmod(word.address, sizes.row_words)
     head = row // rows % sizes.n_kv_heads
     block = head * sizes.head_blocks + inside * sizes.word_blocks + in_word
@@ -73,7 +73,7 @@ def model_late(
     return [(word.memory, word.address * size + index, word.data, cycles)]
 
 
-def kivi_rows(description: Description, memory: str) -> int:
+def _n_rows(description: Description, memory: str) -> int:
     """Return the rows of a head in a memory of codes, or the groups of keys."""
     kv, tiles = description.target.kv, description.target.array.n_tiles
     rows = max(1, -(-description.context // tiles) - kv.plain_sinks // tiles)

@@ -66,7 +66,7 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
         "k_en": Out(1).array(banks),
         "v_en": Out(1).array(banks),
         "q_addr": Out(query_bits(sizes)).array(banks),
-        "kv_addr": Out(written_bits(sizes)).array(banks),
+        "kv_addr": Out(_written_bits(sizes)).array(banks),
         "mask": Out(blocks).array(banks),
         "codes": Out(CODES_BITS * blocks).array(banks),
         "shifts": Out(SHIFT_BITS * blocks).array(banks),
@@ -80,7 +80,7 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
     return wiring.Signature(members)
 
 
-def written_bits(sizes: AttentionSizes) -> int:
+def _written_bits(sizes: AttentionSizes) -> int:
     """Address bits of what the broadcast writes: a K or V bank, or its window."""
     return address_bits(sizes.bank_words) if sizes.kivi is None else window_bits(sizes)
 
