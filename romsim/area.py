@@ -219,8 +219,8 @@ def estimate_area(
     synthesised
         Measured area of one of a component, by (unit, component): it replaces the estimate.
     logic
-        ``"rtl"``: the L-units' logic is that of this project's RTL where the target
-        has RTL; ``"parts"``: counted from lanes, adders and registers.
+        ``"rtl"``: the logic of L- and H-units is that of this project's RTL where the target has
+        RTL; ``"parts"``: counted from lanes, adders and registers.
 
     Raises
     ------
@@ -243,12 +243,17 @@ def estimate_area(
     build = _Builder(synthesised or {})
     rom = parts.rom(words, target.array.word_bits, style=style, zero_bits=share, logic=WEIGHT_LOGIC)
     build.add("L-units", "ROM", target.array.n_tiles * target.array.n_cells, rom)
-    if logic == "rtl" and has_rtl(target):
+    is_rtl = logic == "rtl" and has_rtl(target)
+    if is_rtl:
         _l_units_of_rtl(build, tech, target)
     else:
         _l_units(build, parts, target)
     _x_buffers(build, parts, target, widths)
-    _h_units(build, parts, target, widths)
+    _h_memories(build, parts, target, widths)
+    if is_rtl:
+        build.add("H-units", "tile logic", target.array.n_tiles, rtl_parts_of(tech).htile(target))
+    else:
+        _h_units(build, parts, target)
     _vector_unit(build, parts, target)
     _network(build, parts, target)
     program = parts.rom(widths.n_instructions, _INSTRUCTION_BITS, style=style, zero_bits=0.487)
@@ -309,13 +314,25 @@ def _x_buffers(build: _Builder, parts: Parts, target: Target, widths: _Widths) -
     build.add("L-units", "x buffers", n_buffers, parts.sram(depth, bits))
 
 
-def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
+def _h_memories(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
     att, tiles = target.attention, target.array.n_tiles
     is_mx = target.formats.kv == "mxint8"
     word_bits = att.word_elems * 8 + (att.word_elems // MX_BLOCK * 8 if is_mx else 0)
     depth = max(1, att.sram_kib * 8192 // (2 * word_bits))
     build.add("H-units", "K bank", tiles, parts.sram(depth, word_bits))
     build.add("H-units", "V bank", tiles, parts.sram(depth, word_bits))
+    query = parts.sram(-(-widths.heads // 32), 32 * 8 + 8 * is_mx)
+    build.add("H-units", "query buffer", tiles, query)
+    local = -(-att.attn_block // tiles)
+    build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
+    sums = parts.sram(-(-widths.heads // 16), 16 * sum_bits(target.formats.kv))
+    build.add("H-units", "sum buffer", tiles, sums)
+
+
+def _h_units(build: _Builder, parts: Parts, target: Target) -> None:
+    att, tiles = target.attention, target.array.n_tiles
+    is_mx = target.formats.kv == "mxint8"
+    word_bits = att.word_elems * 8 + (att.word_elems // MX_BLOCK * 8 if is_mx else 0)
     n_lanes = tiles * att.heads_parallel * att.word_elems
     lane = parts.lane(target.formats.kv, target.formats.kv, lane_bits=8)
     build.add("H-units", "multiply lanes", n_lanes, lane)
@@ -323,16 +340,8 @@ def _h_units(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> 
         shifters = n_lanes // MX_BLOCK
         build.add("H-units", "block shifters", shifters, parts.shifter(48, 50))
     build.add("H-units", "word registers", tiles, parts.flops(2 * word_bits))
-    build.add(
-        "H-units", "query buffer", tiles, parts.sram(-(-widths.heads // 32), 32 * 8 + 8 * is_mx)
-    )
-    local = -(-att.attn_block // tiles)
-    build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
-    n_units = tiles * att.heads_parallel
-    build.add("H-units", "exponentials", n_units, parts.exponential())
-    width = sum_bits(target.formats.kv)
-    build.add("H-units", "value sums", n_lanes, parts.accumulator(width))
-    build.add("H-units", "sum buffer", tiles, parts.sram(-(-widths.heads // 16), 16 * width))
+    build.add("H-units", "exponentials", tiles * att.heads_parallel, parts.exponential())
+    build.add("H-units", "value sums", n_lanes, parts.accumulator(sum_bits(target.formats.kv)))
 
 
 def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:

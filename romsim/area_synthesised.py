@@ -18,7 +18,7 @@ from romsim_compiler.technology import GRADES, Range, Technology
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
 
-__all__ = ["RtlParts", "cell_um2", "has_rtl", "module_um2", "rtl_parts_of", "table"]
+__all__ = ["RtlParts", "cell_um2", "has_rtl", "htile_um2", "module_um2", "rtl_parts_of", "table"]
 
 _SIZING = Range(1.0, 1.0, 1.3)  # as for lanes: high adds 30 % for sizing under a clock (assumed)
 _PLAIN = {"has_minima": True, "may_round": False, "max_planes": 1}
@@ -76,12 +76,27 @@ def cell_um2(
     return fixed + blocks * per_block
 
 
+def htile_um2(blocks: int, heads: int) -> float:
+    """Return the cell area of a tile's H-unit in um2, memories apart.
+
+    Parameters
+    ----------
+    blocks
+        Blocks of 32 elements in a KV word.
+    heads
+        Query heads multiplied with one KV word.
+    """
+    one, two = (module_um2("htile", blocks=1, heads=n) for n in (1, 2))
+    return one - (two - one) + blocks * heads * (two - one)
+
+
 def has_rtl(target: Target) -> bool:
-    """Whether there is hardware for a target's unit L in this project's RTL."""
+    """Whether there is hardware for a target's units L and H in this project's RTL."""
     array = target.array
     return (
         target.executable
-        and target.formats.activation == "mxint8"
+        and target.formats.activation == target.formats.kv == "mxint8"
+        and target.attention.word_elems % MX_BLOCK == 0
         and target.schedule.n_batch == 1
         and array.lane_bits in (2, 4, 8)
         and array.word_codes % MX_BLOCK == 0
@@ -155,6 +170,17 @@ class RtlParts:
             one, two = (module_um2("x_port", blocks=n) for n in (1, 2))
             um2 = one + (blocks - 1) * (two - one)
             part = self._made["x", blocks] = self._part(um2, f"registers of {blocks} blocks")
+        return part
+
+    def htile(self, target: Target) -> Part:
+        """Return the logic of a tile's H-unit for the plain KV cache, without adapters."""
+        blocks = target.attention.word_elems // MX_BLOCK
+        heads = target.attention.heads_parallel
+        part = self._made.get(("h", blocks, heads))
+        if part is None:
+            formula = f"{blocks} blocks of 32 elements x {heads} heads"
+            part = self._part(htile_um2(blocks, heads), formula)
+            self._made["h", blocks, heads] = part
         return part
 
 

@@ -1,4 +1,4 @@
-"""The clock that the L-units of a target's own RTL reach, from paths of synthesised modules.
+"""The clock that L- and H-units of a target's own RTL reach, from paths of synthesised modules.
 
 Depths are those of ``tables/synthesis_asap7.toml``, mapped for speed; docs/area.md, "Clock", says
 what is in a period and what is not. ``romsim synth`` times all units of one chip.
@@ -70,16 +70,16 @@ class RtlClock:
         )
         reached_or_not = "reached" if self.is_met else "NOT reached"
         return (
-            f"The {self.clock_mhz:g} MHz of {self.target} are {reached_or_not} by the L-units of "
-            f"its own RTL: {found}."
+            f"The {self.clock_mhz:g} MHz of {self.target} are {reached_or_not} by the L- and "
+            f"H-units of its own RTL: {found}."
         )
 
 
 def rtl_clock(target: Target) -> RtlClock | None:
-    """Return the clock that the L-units of a target's RTL reach, or None where it has none.
+    """Return the clock that L- and H-units of a target's RTL reach, or None where it has none.
 
-    Cells are those of the target's lanes; depth hardly grows with a module's width, so that the
-    measured point stands for wider ones.
+    Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
+    and of four blocks have the same), so that the measured point stands for wider ones.
     """
     if not has_rtl(target):
         return None
@@ -88,12 +88,14 @@ def rtl_clock(target: Target) -> RtlClock | None:
     encoding = "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
     paths = []
     for point in table()["points"]:
-        if point["module"] == "cell" and point["encoding"] != encoding:
+        if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
             continue
-        depth = point["depth_fo4"][1]
-        start = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
-        paths.append(
+        word = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
+        depths = {word: point["depth_fo4"][1]}
+        if "sram_fo4" in point:
+            depths["sram"] = point["sram_fo4"][1]
+        paths += [
             ModulePath(
                 module=point["module"],
                 built_for=what,
@@ -101,9 +103,10 @@ def rtl_clock(target: Target) -> RtlClock | None:
                 depth_fo4=depth,
                 period_ps=path_period_ps(technology, start, depth),
             )
-        )
+            for start, depth in depths.items()
+        ]
     paths.sort(key=lambda path: (-path.period_ps.mid, path.module, path.built_for))
     return RtlClock(target=target.name, clock_mhz=target.clock_mhz, paths=tuple(paths))
 
 
-_MEASURED = ("module", "um2", "n_flops", "depth_fo4")
+_MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4")

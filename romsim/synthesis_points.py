@@ -9,21 +9,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from romsim_compiler.target import MX_BLOCK
+from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
+from romsim_models.shapes import TINY
+from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.cell import Cell, CellConfig
+from romsim_rtl.htile import HTile
 from romsim_rtl.ltile_rows import Row
-from romsim_rtl.synthesis import ModuleSynthesis, rtlil_modules
+from romsim_rtl.module_timing import STARTS
+from romsim_rtl.synthesis import ModuleSynthesis, RtlilModule, rtlil_modules
 from romsim_rtl.synthesis_cache import synthesise_modules
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes
 
 __all__ = ["Point", "cell_points", "main", "measure", "render"]
 
 _ASAP7 = load_technology("asap7")
+_AREA_ALONE = ((1, 1), (2, 1))  # blocks and heads of tiles that are not timed; the last not fitted
 _LANE_BITS = {"ternary": 2, "int2": 2, "int4": 4, "int8": 8}
 
 
@@ -34,7 +40,7 @@ class Point:
     Parameters
     ----------
     module
-        ``cell``, ``row``, or ``x_port`` (registers of one port of the x buffer).
+        ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), or ``htile``.
     keys
         What it was built for.
     um2
@@ -42,14 +48,18 @@ class Point:
     n_flops
         Flip-flops.
     depth_fo4
-        Longest path that ends inside, mapped for area, and mapped for speed.
+        Longest path that begins at a flip-flop or at a port and ends inside, mapped for area, and
+        mapped for speed; none where only the area is measured.
+    sram_fo4
+        The same of paths that begin at an SRAM's output; none where no path does.
     """
 
     module: str
     keys: dict[str, Any]
     um2: float
     n_flops: int
-    depth_fo4: tuple[float, float]
+    depth_fo4: tuple[float, float] | None
+    sram_fo4: tuple[float, float] | None
 
 
 def _cell(encoding: str, blocks: int, **changes: Any) -> tuple[dict[str, Any], CellConfig]:
@@ -93,6 +103,12 @@ def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
         sizes = XBufferSizes(n_words=16, n_inflight=2, n_groups=blocks, word_blocks=blocks)
         _, config = _cell("int4", blocks)
         yield "x_port", {"blocks": blocks}, XBuffer(sizes=sizes, config=config)
+    small = load_target("small")
+    for blocks, heads in ((1, 2), *_AREA_ALONE):
+        attention = replace(small.attention, word_elems=MX_BLOCK * blocks, heads_parallel=heads)
+        tile = replace(small, attention=attention)
+        sizes_h = AttentionSizes.of(tile, TINY["tiny-int4"], context=96)
+        yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h)
 
 
 def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
@@ -112,17 +128,18 @@ def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
     return points
 
 
-def _point(module: str, keys: dict[str, Any], modules: Sequence[Any]) -> Point:
-    area, speed = (
-        synthesise_modules(modules, _ASAP7, mapping=mapping)[f"romsim_{module}"]
-        for mapping in ("area", "speed")
-    )
+def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) -> Point:
+    area = synthesise_modules(modules, _ASAP7)[f"romsim_{module}"]
+    speed = None
+    if (keys.get("blocks"), keys.get("heads")) not in _AREA_ALONE:
+        speed = synthesise_modules(modules, _ASAP7, mapping="speed")[f"romsim_{module}"]
     return Point(
         module=module,
         keys=keys,
         um2=round(area.area_um2(_ASAP7.cell_um2), 2),
         n_flops=area.n_flops,
-        depth_fo4=(_depth(area), _depth(speed)),
+        depth_fo4=None if speed is None else (_depth(area), _depth(speed)),
+        sram_fo4=None if speed is None else _from_sram(area, speed),
     )
 
 
@@ -131,11 +148,17 @@ def _depth(module: ModuleSynthesis) -> float:
     return round(max(module.delays.inner[0], *module.delays.inputs.values()), 1)
 
 
+def _from_sram(*mapped: ModuleSynthesis) -> tuple[float, float] | None:
+    area, speed = (round(module.delays.inner[STARTS.index("sram")], 1) for module in mapped)
+    return None if area < 0 else (area, speed)
+
+
 def render(points: Sequence[Point]) -> str:
     """Return the table as TOML."""
     lines = [
         "# Modules of the RTL as ASAP7 cells: cell area in um2 (mapped for area, memories apart),",
-        "# flip-flops, and the longest path that ends inside in FO4 mapped for area and for speed.",
+        "# flip-flops, and in FO4 the longest path that ends inside, from flip-flops and ports and",
+        "# from an SRAM's output, mapped for area and for speed.",
         "# Made by: python -m romsim.synthesis_points --write romsim/tables/synthesis_asap7.toml",
         "",
         'technology = "asap7"',
@@ -149,8 +172,11 @@ def render(points: Sequence[Point]) -> str:
         lines += [
             f"um2 = {point.um2:.2f}",
             f"n_flops = {point.n_flops}",
-            f"depth_fo4 = [{point.depth_fo4[0]:.1f}, {point.depth_fo4[1]:.1f}]",
         ]
+        for name in ("depth_fo4", "sram_fo4"):
+            depths = getattr(point, name)
+            if depths is not None:
+                lines.append(f"{name} = [{depths[0]:.1f}, {depths[1]:.1f}]")
     return "\n".join(lines) + "\n"
 
 

@@ -20,6 +20,7 @@ _LONGEST = {
 __all__ = ["headline_figures"]
 
 _CLOCK = "docs/machine.md for the cycles; the target's clock, which no timing analysis backs"
+_ACCESS = {"flop": "", "rom": " + ROM access", "sram": " + SRAM access"}
 _PLACEMENT = "the description's placement"
 
 
@@ -142,12 +143,12 @@ def _clock(point: DesignPoint) -> list[Figure]:
     return [
         Figure.ranged(
             "rtl_mhz",
-            "clock that the L-units of its RTL reach",
+            "clock that L- and H-units of its RTL reach",
             "MHz",
             clock.max_mhz,
             formula=f"1 ÷ period of {slowest.module}: ({slowest.depth_fo4:g} FO4 × wire factor + "
-            f"overhead) × FO4{' + ROM access' if slowest.start == 'rom' else ''}",
-            source="tables/synthesis_asap7.toml, romsim.rtl_clock; other units: romsim synth",
+            f"overhead) × FO4{_ACCESS[slowest.start]}",
+            source="tables/synthesis_asap7.toml, romsim.rtl_clock; unit V: romsim synth",
             grade="assumed",
         )
     ]

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from romsim.area import estimate_area
-from romsim.area_synthesised import cell_um2, has_rtl, module_um2, rtl_parts_of, table
+from romsim.area_synthesised import cell_um2, has_rtl, htile_um2, module_um2, rtl_parts_of, table
 from romsim.rtl_clock import rtl_clock
 from romsim.synthesis_points import cell_points, main, measure, render
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
 
+PLAIN_CELL = "encoding int4, blocks 1, has_minima True, may_round False, max_planes 1"
 EXECUTABLE = ("roma-7nm-g32", "roma-7nm-int8", "rtl-1k", "small", "small-ternary", "tom-7nm-int8")
 
 
@@ -24,6 +25,9 @@ def test_fit_holds_for_cells_that_it_does_not_use() -> None:
     assert wide / module_um2("cell", encoding="int4", blocks=4) == pytest.approx(1, abs=0.01)
     bare = cell_um2("ternary", 2, has_minima=False, may_round=False, has_planes=False)
     assert bare / module_um2("cell", encoding="ternary", blocks=2) == pytest.approx(1, abs=0.01)
+    # a tile of two blocks and one head, from tiles of one block
+    tile = htile_um2(2, 1) / module_um2("htile", blocks=2, heads=1)
+    assert tile == pytest.approx(1, abs=0.05)
     # where terms may round: what the page of RtlParts.cell says
     plain, rounds = (
         module_um2("cell", encoding="int4", blocks=1, may_round=r, has_minima=True, max_planes=1)
@@ -60,7 +64,15 @@ def test_executable_targets_have_the_logic_of_their_rtl(name: str) -> None:
         "x buffers",
     }
     counted = estimate_area(target, logic="parts")
-    for unit in ("H-units", "vector unit", "network", "sequencer"):
+    assert {row.component for row in report.rows if row.unit == "H-units"} == {
+        "K bank",
+        "V bank",
+        "query buffer",
+        "score buffer",
+        "sum buffer",
+        "tile logic",
+    }
+    for unit in ("vector unit", "network", "sequencer"):
         assert report.by_unit()[unit] == counted.by_unit()[unit]
 
 
@@ -98,21 +110,21 @@ def test_clock_of_the_rtl_is_told_with_what_bounds_it() -> None:
     assert clock is not None
     slowest = max(clock.paths, key=lambda path: path.period_ps.mid)
     assert clock.paths[0] is slowest
-    period = (slowest.depth_fo4 * 1.5 + 4) * 18.3  # logic ROM: its word comes from a register
+    assert (slowest.module, slowest.start) == ("htile", "sram")
+    period = (slowest.depth_fo4 * 1.5 + 4) * 18.3 + 500
     assert clock.max_mhz.mid == pytest.approx(1e6 / period)
+    (word,) = [path for path in clock.paths if path.built_for == PLAIN_CELL]
+    # logic ROM: its word comes from a register
+    assert word.period_ps.mid == pytest.approx((word.depth_fo4 * 1.5 + 4) * 18.3)
     assert clock.is_met == (clock.max_mhz.mid >= 500)
     fast = rtl_clock(replace(target, clock_mhz=1.01 * clock.max_mhz.mid))
     assert fast is not None
     assert not fast.is_met
-    assert "are NOT reached by the L-units of its own RTL: " in fast.verdict()
+    assert "are NOT reached by the L- and H-units of its own RTL: " in fast.verdict()
     macros = rtl_clock(replace(target, technology="n7-compiler"))
     assert macros is not None
-    (word,) = [p for p in macros.paths if p.built_for == clock_of_plain_cell()]
+    (word,) = [path for path in macros.paths if path.built_for == PLAIN_CELL]
     assert word.period_ps.mid == pytest.approx((word.depth_fo4 * 1.5 + 4) * 18.3 + 787)
-
-
-def clock_of_plain_cell() -> str:
-    return "encoding int4, blocks 1, has_minima True, may_round False, max_planes 1"
 
 
 def test_a_module_that_was_not_measured_is_refused() -> None:
@@ -133,17 +145,19 @@ def test_table_lists_every_cell_that_is_measured() -> None:
 def test_page_has_the_ratio_to_the_count_from_parts(repository: Path) -> None:
     page = (repository / "docs" / "area.md").read_text(encoding="utf-8")
     for name in EXECUTABLE:
-        parts, rtl = (
-            1e-6
-            * sum(
-                part.area.mid * count
-                for unit, _, count, part in estimate_area(load_target(name), logic=logic).items
-                if unit == "L-units" and part.kind == "logic"
-            )
-            for logic in ("parts", "rtl")
-        )
-        line = f"| `{name}` | {parts:.3g} | {rtl:.3g} | {rtl / parts:.2f} |"
+        cells = [f"`{name}`"]
+        for unit in ("L-units", "H-units"):
+            parts, rtl = (logic_mm2(name, unit, logic) for logic in ("parts", "rtl"))
+            cells += [f"{parts:.3g}", f"{rtl:.3g}", f"{rtl / parts:.2f}"]
+        line = f"| {' | '.join(cells)} |"
         assert (line in page) == (name != "small")  # which is rtl-1k's cell
+
+
+def logic_mm2(target: str, unit: str, logic: str) -> float:
+    items = estimate_area(load_target(target), logic=logic).items
+    return 1e-6 * sum(
+        part.area.mid * count for u, _, count, part in items if u == unit and part.kind == "logic"
+    )
 
 
 @pytest.mark.slow

@@ -318,7 +318,7 @@ def test_clock_that_the_rtl_does_not_reach_is_told() -> None:
     assert not clock.is_met
     chip = of_point(DesignPoint.uniform(spec, target, weights), 1, 1)
     assert chip.figure("rtl_mhz").value == clock.max_mhz.mid
-    assert "ROM access" in chip.figure("rtl_mhz").formula
+    assert "RAM access" in chip.figure("rtl_mhz").formula
     published = DesignPoint.uniform(spec, load_target("roma-7nm"), parse_format("sym4g128"))
     keys = {figure.key for figure in of_point(published, 1, 1).figures}
     assert "rtl_mhz" not in keys
@@ -330,6 +330,6 @@ def test_note_names_a_clock_that_the_rtl_does_not_reach(tmp_path: Path) -> None:
     assert clock is not None
     report = build_report([compile_tiny("tiny-int4", tmp_path / "fast", target=target)])
     assert clock.verdict() in report.chips[0].notes
-    assert " 2000 MHz of small are NOT reached by the L-units of its own RTL: 551 MHz" in (
+    assert " 2000 MHz of small are NOT reached by the L- and H-units of its own RTL: 4" in (
         clock.verdict()
     )
