@@ -53,8 +53,12 @@ class RtlClock:
     @property
     def max_mhz(self) -> Range:
         """The highest clock: low where gates and wires are slow."""
-        period = self.paths[0].period_ps
-        return Range(1e6 / period.high, 1e6 / period.mid, 1e6 / period.low)
+        periods = [path.period_ps for path in self.paths]
+        return Range(
+            1e6 / max(period.high for period in periods),
+            1e6 / max(period.mid for period in periods),
+            1e6 / max(period.low for period in periods),
+        )
 
     @property
     def is_met(self) -> bool:
@@ -66,7 +70,8 @@ class RtlClock:
         slowest, reached = self.paths[0], self.max_mhz
         found = (
             f"{reached.mid:.0f} MHz ({reached.low:.0f} to {reached.high:.0f}), bound by "
-            f"{slowest.module} ({slowest.built_for}, {slowest.depth_fo4:g} FO4)"
+            f"{slowest.module} ({slowest.built_for}, {slowest.depth_fo4:g} FO4"
+            f"{_READ[slowest.start]})"
         )
         reached_or_not = "reached" if self.is_met else "NOT reached"
         return (
@@ -109,4 +114,5 @@ def rtl_clock(target: Target) -> RtlClock | None:
     return RtlClock(target=target.name, clock_mhz=target.clock_mhz, paths=tuple(paths))
 
 
+_READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4")

@@ -318,7 +318,7 @@ def test_clock_that_the_rtl_does_not_reach_is_told() -> None:
     assert not clock.is_met
     chip = of_point(DesignPoint.uniform(spec, target, weights), 1, 1)
     assert chip.figure("rtl_mhz").value == clock.max_mhz.mid
-    assert "RAM access" in chip.figure("rtl_mhz").formula
+    assert "ROM access" in chip.figure("rtl_mhz").formula
     published = DesignPoint.uniform(spec, load_target("roma-7nm"), parse_format("sym4g128"))
     keys = {figure.key for figure in of_point(published, 1, 1).figures}
     assert "rtl_mhz" not in keys
