@@ -132,6 +132,11 @@ def compile(
         from romsim.fit import fit_target
 
         chip = fit_target(checkpoint, chip, options=options, rank=rank, area_mm2=area_mm2)
+    if chip.kv.codec == "commvq" and checkpoint.has_weights and chip.executable:
+        from romsim.kv_calibration import codebooks_of
+
+        books = codebooks_of(checkpoint, chip, options=options, progress=progress)
+        options = replace(options, codebooks=books)
     return compile_model(checkpoint, chip, out, options=options, progress=progress)
 
 
@@ -328,6 +333,7 @@ def build_report(
     context: int | None = None,
     verify: Sequence[str | Path] = (),
     compare: Sequence[str | Path] = (),
+    kv_eval: Sequence[str | Path] = (),
     progress: Callable[[str, float], None] | None = None,
 ) -> Report:
     """Report area, speed, energy and memory of descriptions, side by side if there are several.
@@ -338,8 +344,9 @@ def build_report(
     ----------
     context
         Tokens at which single figures are taken; 1,024, or the longest sequence if that is less.
-    verify, compare
-        Files with what ``romsim verify --json`` and ``romsim compare --json`` printed.
+    verify, compare, kv_eval
+        Files with what ``romsim verify --json``, ``romsim compare --json`` and ``romsim kv-eval
+        --json`` printed.
     progress
         Called with a stage and the finished fraction.
 
@@ -352,4 +359,11 @@ def build_report(
     from romsim.report.build import build_report as build
 
     loaded = [d if isinstance(d, Description) else load(d) for d in descriptions]
-    return build(loaded, context=context, verify=verify, compare=compare, progress=progress)
+    return build(
+        loaded,
+        context=context,
+        verify=verify,
+        compare=compare,
+        kv_eval=kv_eval,
+        progress=progress,
+    )

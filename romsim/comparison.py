@@ -10,12 +10,20 @@ from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError
 
 if TYPE_CHECKING:
-    from romsim.reference import IntegerDecoder, KvPolicy
+    from romsim.reference import Codebooks, IntegerDecoder, KvPolicy
     from romsim_compiler.kv import KvConfig
+    from romsim_compiler.kv_codebooks import KvCodebooks
     from romsim_models.checkpoint import Checkpoint
     from romsim_models.lora import LoraAdapter
 
-__all__ = ["Divergence", "ValueReport", "compare_values", "make_reference", "reference_kv"]
+__all__ = [
+    "Divergence",
+    "ValueReport",
+    "compare_values",
+    "make_reference",
+    "reference_codebooks",
+    "reference_kv",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,18 @@ def reference_kv(kv: KvConfig) -> KvPolicy:
     return KvPolicy(**{k: v for k, v in kv.to_json().items() if k not in _PLACES})
 
 
+def reference_codebooks(books: KvCodebooks | None) -> list[Codebooks] | None:
+    """Return CommVQ's codebooks as the reference takes them, one a layer."""
+    from romsim.reference import Codebooks
+
+    if books is None:
+        return None
+    return [
+        Codebooks(keys=keys, values=values)
+        for keys, values in zip(books.keys, books.values, strict=True)
+    ]
+
+
 def make_reference(
     description: Description,
     checkpoint: Checkpoint,
@@ -117,6 +137,7 @@ def make_reference(
         loras=loras,
         device=device,
         kv=reference_kv(description.target.kv),
+        codebooks=reference_codebooks(description.kv_codebooks()),
     )
 
 

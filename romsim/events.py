@@ -150,7 +150,7 @@ def _written_bits(point: DesignPoint) -> float:
     if target.kv.is_default:
         return _coded(2 * n_heads * head_dim, target.formats.kv)
     bits = 1.0 * stored_bits(target.kv, head_dim, 1)
-    if target.kv.codec in ("kivi", "tiered"):  # written again, narrower
+    if target.kv.codec in ("kivi", "tiered", "commvq"):  # written again, narrower
         bits += 2 * head_dim * element_bits(target.kv, head_dim)
     return n_heads * bits
 

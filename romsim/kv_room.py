@@ -146,7 +146,7 @@ def closed_form_tokens(spec: ModelSpec, kv: KvConfig, n_bytes: int) -> int | Non
 def _most_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
     """Return the most that a head has held on the way: KIVI's windows shrink when complete."""
     bits = stored_bits(kv, head_dim, n_tokens)
-    if kv.codec == "kivi" and n_tokens >= kv.plain_sinks + kv.residual:
+    if kv.codec in ("kivi", "commvq") and n_tokens >= kv.plain_sinks + kv.residual:
         whole = (n_tokens - kv.plain_sinks) // kv.residual * kv.residual
         bits = max(bits, stored_bits(kv, head_dim, kv.plain_sinks + whole - 1))
     return bits

@@ -21,10 +21,16 @@ from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from romsim.reference import IntegerDecoder
+    from romsim_compiler.kv_codebooks import KvCodebooks
 
 __all__ = ["ScoredWindow", "WindowScorer", "with_kv"]
 
 _PACKAGES = ("romsim.reference", "romsim.cycle")  # whose arithmetic the scores are
+_FILES = (  # what CommVQ's codebooks are made by
+    ("romsim_compiler", "kv_training.py"),
+    ("romsim", "kv_calibration.py"),
+    ("romsim", "texts/calibration.txt"),
+)
 _PLACES = ("layout", "block")  # where slots lie, which changes no value
 
 
@@ -76,6 +82,7 @@ class WindowScorer:
                 ) from None
         self._description, self._decoder = description, decoder
         self._context, self._folder = context, folder
+        self._trained: dict[KvConfig, KvCodebooks] = {}
 
     def __call__(self, kv: KvConfig, tokens: Sequence[int]) -> ScoredWindow:
         """Score a window under a configuration."""
@@ -100,14 +107,31 @@ class WindowScorer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def _score(self, kv: KvConfig, tokens: Sequence[int]) -> ScoredWindow:
-        from romsim.comparison import reference_kv
+        from romsim.comparison import reference_codebooks, reference_kv
         from romsim.reference import score_window
 
         if kv.is_ranked:
             return self._steps(kv, tokens)
-        self._decoder.change_kv(reference_kv(kv))
+        self._decoder.change_kv(reference_kv(kv), reference_codebooks(self._codebooks(kv)))
         losses, likeliest, clipped = score_window(self._decoder, tokens)
         return ScoredWindow(losses=losses, likeliest=likeliest, saturations=clipped)
+
+    def _codebooks(self, kv: KvConfig) -> KvCodebooks | None:
+        """Return CommVQ's codebooks: the chip's own, or those that it would be compiled with."""
+        from romsim.kv_calibration import calibrate, calibration_tokens
+        from romsim.simulate import load_tokenizer
+
+        if kv.codec != "commvq":
+            return None
+        own = self._description.target.kv
+        if replace(own, layout=kv.layout, block=kv.block) == kv:
+            return self._description.kv_codebooks()
+        if kv not in self._trained:
+            has_text = self._description.tokenizer_file() is not None
+            tokenizer = load_tokenizer(self._description) if has_text else None
+            tokens = calibration_tokens(tokenizer, self._description.spec.vocab_size)
+            self._trained[kv] = calibrate(self._decoder, tokens, kv)
+        return self._trained[kv]
 
     def _steps(self, kv: KvConfig, tokens: Sequence[int]) -> ScoredWindow:
         """Decode token after token on the cycle model.
@@ -155,6 +179,8 @@ def _read(path: Path, n_scored: int) -> ScoredWindow:
 def _sources() -> str:
     """Digest of the sources whose values the scores are."""
     digest = hashlib.sha256()
+    for package, name in _FILES:
+        digest.update((resources.files(package) / name).read_bytes())
     for package in _PACKAGES:
         files = [item for item in resources.files(package).iterdir() if item.name.endswith(".py")]
         for item in sorted(files, key=lambda item: item.name):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # numpy is loaded where an array is read, so that timing star
     from numpy.typing import NDArray
 
     from romsim_compiler.gains import GainVector
+    from romsim_compiler.kv_codebooks import KvCodebooks
     from romsim_compiler.lora_image import LoraAdapterImage
 
 __all__ = ["SCHEMA_VERSION", "Description", "group_from_json", "group_to_json"]
@@ -255,6 +256,14 @@ class Description:
             fields = {k: v for k, v in entry.items() if k not in ("first", "length")}
             result[name] = GainVector(name=name, values=values, **fields)
         return result
+
+    def kv_codebooks(self) -> KvCodebooks | None:
+        """Return CommVQ's codebooks, or ``None`` under another codec."""
+        if self.target.kv.codec != "commvq":
+            return None
+        from romsim_compiler.kv_codebooks import CODEBOOK_FILE, read_codebooks
+
+        return read_codebooks(self.path / CODEBOOK_FILE, self.spec, self.target.kv)
 
     @cached_property
     def phase_increments(self) -> NDArray[np.uint32]:

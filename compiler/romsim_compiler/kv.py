@@ -9,6 +9,7 @@ from typing import Any
 from romsim_models.errors import SpecError
 
 __all__ = [
+    "CODEBOOK_ENTRIES",
     "CODECS",
     "DEFAULT_KV",
     "KV_PRESETS",
@@ -19,7 +20,9 @@ __all__ = [
     "parse_kv",
 ]
 
-CODECS = ("fp16", "int8", "int4", "int2", "kivi", "tiered")
+CODECS = ("fp16", "int8", "int4", "int2", "kivi", "tiered", "commvq")
+CODEBOOK_ENTRIES = 64
+"""Entries of a stage of CommVQ's keys; an index takes 6 bits."""
 RETENTIONS = ("all", "stream", "h2o")
 LAYOUTS = ("contiguous", "paged", "ring", "slotmap")
 
@@ -37,8 +40,10 @@ class KvConfig:
         ``fp16`` (16-bit words), ``int8`` (MXINT8), ``int4``, ``int2`` (per token, scale and zero
         per ``group`` channels), ``kivi`` (keys per channel in groups of ``group`` tokens, values
         per token), ``tiered`` (MXINT8 for the last ``window`` tokens and the ``heavy`` heaviest
-        before them, ``key_bits`` and ``value_bits`` per token for the rest).
-    key_bits, value_bits, group, residual, plain_sinks
+        before them, ``key_bits`` and ``value_bits`` per token for the rest), ``commvq`` (keys as
+        sums of ``stages`` pairs of codebook entries, values as sums of ``value_bits`` rows an
+        element, the newest up to ``residual`` tokens as words).
+    key_bits, value_bits, group, residual, plain_sinks, stages
         Of the codecs: code widths, elements of a scale, tokens that KIVI keeps as 16-bit words
         after the first ``plain_sinks`` ones, which stay so.
     retention
@@ -54,6 +59,7 @@ class KvConfig:
     group: int = 0
     residual: int = 0
     plain_sinks: int = 0
+    stages: int = 0
     retention: str = "all"
     sinks: int = 0
     window: int = 0
@@ -133,6 +139,8 @@ KV_PRESETS: dict[str, dict[str, Any]] = {
         "heavy": 128,
         "window": 128,
     },
+    "commvq-2bit": {"codec": "commvq", "stages": 10, "value_bits": 2, "residual": 128},
+    "commvq-1bit": {"codec": "commvq", "stages": 5, "value_bits": 1, "residual": 128},
     "streaming-llm": {"codec": "fp16", "retention": "stream", "sinks": 4, "window": 508},
     "window": {"codec": "fp16", "retention": "stream", "sinks": 0, "window": 512},
     "h2o": {"codec": "fp16", "retention": "h2o", "heavy": 256, "window": 256},
@@ -147,6 +155,7 @@ _USED = {
         "int2": ("group",),
         "kivi": ("key_bits", "value_bits", "group", "residual", "plain_sinks"),
         "tiered": ("key_bits", "value_bits", "group", "heavy", "window"),
+        "commvq": ("stages", "value_bits", "residual"),
     },
     "retention": {"all": (), "stream": ("sinks", "window"), "h2o": ("heavy", "window")},
     "layout": {"contiguous": (), "paged": ("block",), "ring": (), "slotmap": ()},
@@ -261,6 +270,8 @@ def _check(kv: KvConfig) -> None:
                 f"kv.block must be a multiple of the codec's {kv.group} tokens, not {kv.block}; "
                 f"raise it to {-(-kv.block // kv.group) * kv.group} (rule 1)"
             )
+    elif kv.codec == "commvq":
+        _check_commvq(kv)
     elif kv.group and kv.group % 32:
         raise SpecError(f"kv.group must be a multiple of 32, not {kv.group}")
     if kv.codec in ("int4", "int2", "tiered") and kv.group < 32:
@@ -286,4 +297,18 @@ def _check(kv: KvConfig) -> None:
         raise SpecError(
             f"kv.layout must be {', '.join(x for x in LAYOUTS if x in allowed)} with retention "
             f"{kv.retention!r}, not {kv.layout!r} (rule 4)"
+        )
+
+
+def _check_commvq(kv: KvConfig) -> None:
+    if not 1 <= kv.stages <= 64:
+        raise SpecError(f"kv.stages must be 1 to 64, not {kv.stages}")
+    if kv.value_bits not in (1, 2):
+        raise SpecError(f"kv.value_bits must be 1 or 2 with codec 'commvq', not {kv.value_bits}")
+    if kv.residual < 1:
+        raise SpecError(f"kv.residual must be at least 1, not {kv.residual}")
+    if kv.retention != "all":
+        raise SpecError(
+            f"kv.retention must be 'all' with codec 'commvq', not {kv.retention!r}: words of the "
+            f"newest {kv.residual} tokens are encoded together (rule 2)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from romsim_compiler.kv import CODEBOOK_ENTRIES as ENTRIES
 from romsim_compiler.kv import KvConfig
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.spec import ModelSpec
@@ -23,6 +24,7 @@ CODEC_CYCLES = {
     "int2": (3, 3),
     "kivi": (0, 4),
     "tiered": (0, 3),
+    "commvq": (0, 2),
 }
 """By codec, what its deeper pipelines add to ``rope`` and to each block of ``attn``."""
 
@@ -78,13 +80,30 @@ def block_extra(
     first = index * att.attn_block
     words = _ceil(spec.head_dim, att.word_elems)
     passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
-    port = passes * words * _word_rows(kv, first, last, n_tokens, tiles)
+    rows = _word_rows(kv, first, last, n_tokens, tiles)
+    if kv.codec == "commvq":
+        rows = _vector_rows(kv, first, last, n_tokens, spec.head_dim, tiles)
+    port = passes * words * rows
     table = 0
     if kv.layout == "paged":
         table = _ceil(last, kv.block) - first // kv.block
     elif kv.layout == "slotmap":
         table = spec.n_kv_heads
     return port, table + CODEC_CYCLES[kv.codec][1]
+
+
+def _vector_rows(
+    kv: KvConfig, first: int, last: int, n_tokens: int, head_dim: int, tiles: int
+) -> int:
+    """Return what a word of a block's CommVQ keys and values takes, in rows of the tiles.
+
+    Words of 16 bits take two reads; every key is rotated, two products an element; a coded key is a
+    sum of two entries a stage, a coded value of a row a bit.
+    """
+    plain = max(0, last - max(first, (n_tokens - 1) // kv.residual * kv.residual))
+    coded = _ceil(last - first - plain, tiles)
+    each = 2 * kv.stages + kv.value_bits * head_dim
+    return 2 * _ceil(plain, tiles) + 2 * _ceil(last - first, tiles) + coded * each
 
 
 def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
@@ -108,6 +127,11 @@ def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
             port += 2 * blocks
             latency += bc + hop + _LATE
         return port, latency
+    if kv.codec == "commvq" and n_tokens % kv.residual == 0:
+        # A stage of a key: products with every entry and its turned twin, sums of all pairs.
+        key = kv.stages * (2 * ENTRIES * words + _ceil(ENTRIES**2, att.word_elems) + 2 * words)
+        value = 2 * kv.value_bits * spec.head_dim * 2 * words  # two sweeps: rows read and taken off
+        return spec.n_kv_heads * _ceil(kv.residual, tiles) * (key + value), hop + _ENCODE
     if kv.is_ranked:
         passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
         local = _ceil(kv.held(n_tokens), tiles)
@@ -140,7 +164,7 @@ def copy_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
     K and of the V bank in one cycle and writes both in the next; a 16-bit element takes two words.
     """
     words = _ceil(spec.head_dim, target.attention.word_elems)
-    if target.kv.codec in ("fp16", "kivi"):
+    if target.kv.codec in ("fp16", "kivi", "commvq"):
         words *= 2
     local = _ceil(n_tokens, target.array.n_tiles)
     return 2 * spec.n_layers * spec.n_kv_heads * words * local

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from romsim_compiler.kv import KvConfig
+from romsim_compiler.kv import CODEBOOK_ENTRIES, KvConfig
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
@@ -13,6 +14,8 @@ __all__ = [
     "MASS_BITS",
     "STREAM_CONTEXT",
     "check_kv",
+    "codebook_bits",
+    "codebook_shapes",
     "element_bits",
     "fitting_tokens",
     "kv_summary",
@@ -70,6 +73,8 @@ def _token_bits(kv: KvConfig, head_dim: int, side: int) -> int:
 
     KIVI's keys share scale and zero of a channel among ``group`` tokens: a token's share of them.
     """
+    if kv.codec == "commvq":  # two indices of 6 bits a stage, or a bit a row; and the length
+        return _WORD + (kv.value_bits * head_dim if side else 12 * kv.stages)
     bits = kv.code_bits()[side]
     if kv.codec == "fp16":
         return bits * head_dim
@@ -102,6 +107,9 @@ def stored_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
     if kv.codec == "tiered":
         wide = min(held, kv.heavy + kv.window)
         return wide * _wide_bits(head_dim) + (held - wide) * _pair_bits(kv, head_dim)
+    if kv.codec == "commvq":
+        coded = held // kv.residual * kv.residual
+        return coded * _pair_bits(kv, head_dim) + (held - coded) * 2 * _WORD * head_dim
     if kv.codec != "kivi":
         return held * _pair_bits(kv, head_dim)
     plain = min(held, kv.plain_sinks)
@@ -116,6 +124,24 @@ def stored_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
         + values * _token_bits(kv, head_dim, 1)
         + (n - values) * word
     )
+
+
+def codebook_shapes(spec: ModelSpec, kv: KvConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of CommVQ's codebooks of keys and of values."""
+    heads, dim = (spec.n_layers, spec.n_kv_heads), spec.head_dim
+    return (*heads, kv.stages, CODEBOOK_ENTRIES, dim), (*heads, kv.value_bits * dim + 1, dim)
+
+
+def codebook_bits(spec: ModelSpec, kv: KvConfig) -> int:
+    """Return the ROM bits of CommVQ's codebooks; 0 under another codec.
+
+    The constant ``|u_i + J u_j|^2`` of each pair of entries is a ROM word of 32 bits, too.
+    """
+    if kv.codec != "commvq":
+        return 0
+    keys, values = (prod(shape) for shape in codebook_shapes(spec, kv))
+    pairs = spec.n_layers * spec.n_kv_heads * kv.stages * CODEBOOK_ENTRIES**2
+    return 16 * (keys + values) + 32 * pairs
 
 
 def table_bits(spec: ModelSpec, kv: KvConfig, n_slots: int) -> int:
@@ -149,6 +175,9 @@ def sequence_bits(spec: ModelSpec, target: Target, n_tokens: int) -> int:
         head = 2 * (rows - n) * word + sum(window) * word
         head += n // kv.residual * kv.residual * _token_bits(kv, dim, 0)
         head += max(0, n - kv.residual) * _token_bits(kv, dim, 1)
+    elif kv.codec == "commvq":
+        head = min(rows, kv.residual + spare) * 2 * _WORD * dim
+        head += rows // kv.residual * kv.residual * _pair_bits(kv, dim)
     elif kv.codec == "tiered":
         wide = min(rows, kv.heavy + kv.window + 1 + spare)
         head = wide * (_wide_bits(dim) + MASS_BITS) + max(0, rows - wide) * _pair_bits(kv, dim)
@@ -194,4 +223,5 @@ def kv_summary(spec: ModelSpec, target: Target, n_tokens: int) -> dict[str, Any]
         "slots": slots,
         "bits_per_element": element_bits(kv, spec.head_dim),
         "table_bits": table_bits(spec, kv, rows) * target.schedule.n_slots,
+        "codebook_bits": codebook_bits(spec, kv),
     }

@@ -14,6 +14,7 @@ from romsim_compiler.choices import FormatChoice, Rule, choose_formats, shape_fo
 from romsim_compiler.description import SCHEMA_VERSION, Description, group_to_json
 from romsim_compiler.formats import WeightFormat
 from romsim_compiler.groups import Group, build_groups, tensor_shapes
+from romsim_compiler.kv_codebooks import CODEBOOK_FILE, KvCodebooks
 from romsim_compiler.kv_sram import check_kv, kv_summary
 from romsim_compiler.lora_image import LoraAdapterImage, build_lora, save_lora
 from romsim_compiler.memory_map import MemoryMap, map_memory
@@ -51,6 +52,7 @@ class CompileOptions:
     weights: WeightFormat | None = None  # of a shape without weights
     adapters: tuple[tuple[str, LoraAdapter], ...] = ()
     fitted: bool = False  # the target was sized for the model
+    codebooks: KvCodebooks | None = None  # of the KV codec commvq
 
 
 def check_model(spec: ModelSpec, target: Target) -> None:
@@ -163,6 +165,11 @@ def compile_model(
     check_model(spec, target)
     target, notes = serial_prefill(target)
     images = checkpoint.has_weights and target.executable
+    if images and target.kv.codec == "commvq" and options.codebooks is None:
+        raise SpecError(
+            f"KV codec 'commvq' of model {spec.name!r} must come with codebooks, not without; "
+            f"train them with romsim_compiler.kv_training"
+        )
     if checkpoint.has_weights:
         choices = choose_formats(spec, checkpoint.formats(), target, options.rules)
     else:
@@ -196,6 +203,8 @@ def compile_model(
         folder.json("program.json", build_decode(spec, groups).to_json())
         folder.json("prefill.json", _prefills(spec, groups, target))
         folder.json("tables.json", {k: [int(x) for x in v] for k, v in tables().items()})
+        if options.codebooks is not None:
+            options.codebooks.write(folder.path / CODEBOOK_FILE)
         for name, lora in loras.items():
             save_lora(lora, folder.path / "lora" / name)
         tokenizer = checkpoint.tokenizer()

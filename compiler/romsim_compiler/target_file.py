@@ -75,12 +75,13 @@ class _Embedding(_Section):
 
 
 class _Kv(_Section):
-    codec: Literal["fp16", "int8", "int4", "int2", "kivi", "tiered"] = "int8"
+    codec: Literal["fp16", "int8", "int4", "int2", "kivi", "tiered", "commvq"] = "int8"
     key_bits: int | None = Field(default=None, ge=0)
     value_bits: int | None = Field(default=None, ge=0)
     group: int | None = Field(default=None, ge=0)
     residual: int | None = Field(default=None, ge=0)
     plain_sinks: int | None = Field(default=None, ge=0)
+    stages: int | None = Field(default=None, ge=0)
     retention: Literal["all", "stream", "h2o"] = "all"
     sinks: int | None = Field(default=None, ge=0)
     window: int | None = Field(default=None, ge=0)

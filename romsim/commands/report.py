@@ -33,6 +33,9 @@ __all__ = ["command"]
 @click.option(
     "--compare", multiple=True, metavar="FILE", help="What `romsim compare --json` printed."
 )
+@click.option(
+    "--kv-eval", multiple=True, metavar="FILE", help="What `romsim kv-eval --json` printed."
+)
 @json_option
 def command(
     descriptions: tuple[str, ...],
@@ -40,6 +43,7 @@ def command(
     context: int | None,
     verify: tuple[str, ...],
     compare: tuple[str, ...],
+    kv_eval: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Report area, speed, energy and memory of DESCRIPTIONS, side by side if there are several."""
@@ -51,7 +55,12 @@ def command(
         raise SpecError("Report must have an output, not none; add -o report.html, or --json")
     progress = Progress()
     report = romsim.build_report(
-        *descriptions, context=context, verify=verify, compare=compare, progress=progress
+        *descriptions,
+        context=context,
+        verify=verify,
+        compare=compare,
+        kv_eval=kv_eval,
+        progress=progress,
     )
     files = () if output is None else write_report(report, output, progress=progress)
     progress.clear()

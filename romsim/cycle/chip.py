@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim_compiler.gains import GainVector
+    from romsim_compiler.kv_codebooks import KvCodebooks
     from romsim_compiler.lora_image import LoraAdapterImage
     from romsim_compiler.numerics import Numerics
     from romsim_compiler.program import PlacedGroup, Program
@@ -69,6 +70,9 @@ class CompiledChip(Protocol):
     @property
     def loras(self) -> Mapping[str, LoraAdapterImage]:
         """Resident adapters by name."""
+
+    def kv_codebooks(self) -> KvCodebooks | None:
+        """Return CommVQ's codebooks, or ``None`` under another codec."""
 
     def prefill(self, n_tokens: int, with_head: bool) -> Program:
         """Return the program of ``n_tokens`` interleaved prompt tokens: 1 or ``n_inflight``."""

@@ -268,6 +268,7 @@ class Datapath:
             self._note(f"{name}.{operator}", flight, values)
         unit = self.kv_unit
         plain_q = q.copy() if unit is not None and unit.has_sink_query else None
+        kept_k = k.copy() if unit is not None and unit.takes_plain_keys else k
         clipped += int(rotate(linear[: spec.q_dim + spec.kv_dim], buffers.sines, buffers.cosines))
         clipped += int(scale_query(q, self._query_scale))
         quantise_heads(q, spec.head_dim, buffers.q_codes, buffers.q_shifts)
@@ -276,7 +277,7 @@ class Datapath:
             note = self._layer_note(instruction, flight)
             if plain_q is not None:
                 clipped += unit.code_sink_query(plain_q, flight.position, note)
-            flight.slot.stores[instruction.layer].write(flight.position, k, v, note)
+            flight.slot.stores[instruction.layer].write(flight.position, kept_k, v, note)
             return clipped
         cache = flight.slot.layers[instruction.layer]
         for operator, values, codes, shifts in zip(

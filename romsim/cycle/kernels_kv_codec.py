@@ -13,11 +13,11 @@ import numpy as np
 from romsim.cycle.compiled import inlined, kernel
 from romsim.cycle.kernels_primitives import bitlen, reciprocal, rne
 
-__all__ = ["decode_blocks", "encode_channels", "encode_rows", "encode_words"]
+__all__ = ["decode_blocks", "encode_channels", "encode_rows", "encode_words", "fp16_word"]
 
 
 @inlined
-def _word(value: Any) -> Any:
+def fp16_word(value: Any) -> Any:
     """Return ``FP16(value)`` and the integer that it stands for."""
     magnitude = abs(value)
     down = max(np.int64(0), bitlen(magnitude) - np.int64(11))
@@ -44,8 +44,8 @@ def _scale(low: Any, high: Any, bits: Any) -> Any:
     top = (np.int64(1) << bits) - np.int64(1)
     # 2^32 / 3 and 2^32 / 15 leave a third and a fifteenth: the floor is the nearest.
     step = rne((high - low) * ((np.int64(1) << np.int64(32)) // top), np.int64(32))
-    scale_word, scale = _word(step)
-    zero_word, zero = _word(low)
+    scale_word, scale = fp16_word(step)
+    zero_word, zero = fp16_word(low)
     return scale_word, scale, zero_word, zero
 
 
@@ -67,7 +67,7 @@ def _code(difference: Any, inverse: Any, shift: Any, bits: Any) -> Any:
 def encode_words(source: Any, words: Any, seen: Any) -> None:
     """Encode int32 [n] as words uint16 [n]; ``seen`` (float64 [n]) are their integers."""
     for i in range(source.shape[0]):
-        word, value = _word(np.int64(source[i]))
+        word, value = fp16_word(np.int64(source[i]))
         words[i] = word
         seen[i] = value
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim.cycle.kv_rows import RowMap
+    from romsim.cycle.kv_vectors import LayerBooks
     from romsim_compiler.kv import KvConfig
     from romsim_models.spec import ModelSpec
 
@@ -48,6 +49,8 @@ class KvStore:
         The numerics page's RCP.
     memory
         Of the layer, where other sequences share it; one of its own if ``None``.
+    books
+        CommVQ's codebooks of the layer, under that codec.
 
     Attributes
     ----------
@@ -80,6 +83,7 @@ class KvStore:
         row_map: RowMap,
         rcp_table: NDArray[np.int64],
         memory: KvMemory | None = None,
+        books: LayerBooks | None = None,
     ) -> None:
         self._spec, self.kv = spec, kv
         self.row_map, self._rcp_table = row_map, rcp_table
@@ -91,6 +95,10 @@ class KvStore:
         self.last_slots: NDArray[np.int64] = np.full(spec.n_kv_heads, -1, np.int64)
         self._free = np.full(spec.n_kv_heads, -1, np.int64)
         self._bits: dict[tuple[int, int], int] = {}
+        self._books = books
+        n_window = kv.residual if books is not None else 0
+        self._window = np.zeros((spec.n_kv_heads, n_window, spec.head_dim), np.int64)
+        self.clipped = 0
         none = np.zeros((spec.n_kv_heads, 0), np.int64)
         self.written = [(none, none), (none, none)]
         self.late: list[tuple[int, range, NDArray[np.int64], NDArray[np.int64]]] = []
@@ -116,7 +124,10 @@ class KvStore:
         return sum(self._bits.values())
 
     def write(self, position: int, k: NDArray[np.int32], v: NDArray[np.int32], note: Note) -> None:
-        """Encode the key and value of a token, int32 [n_kv_heads * head_dim] each."""
+        """Encode the key and value of a token, int32 [n_kv_heads * head_dim] each.
+
+        Keys are rotated; under CommVQ they are not, and are when they are read.
+        """
         if position == 0:
             self.mass[:] = 0
             self.positions[:] = -1
@@ -128,7 +139,7 @@ class KvStore:
         self.last_slots[:] = slots
         self.memory.grow(int(self.row_map.rows[slots].max()) + 1)
         for side, values in enumerate((k, v)):
-            encoded, bits = self._encode(side, values, note)
+            encoded, bits = self._encode(side, position, values, note)
             for head, slot in enumerate(slots):
                 self.seen[side][head, self.row_map.rows[slot]] = encoded[head]
             place = int(slots[0]) if self.kv.retention == "stream" else position
@@ -154,6 +165,9 @@ class KvStore:
         """Return the keys and the values that leave KIVI's windows after the token's attention."""
         kv = self.kv
         n = position + 1 - kv.plain_sinks
+        if kv.codec == "commvq" and n % kv.residual == 0:
+            whole = range(position + 1 - kv.residual, position + 1)
+            return whole, whole
         if kv.codec != "kivi" or n <= 0:
             return range(0), range(0)
         keys = range(position + 1 - kv.residual, position + 1) if n % kv.residual == 0 else range(0)
@@ -175,7 +189,7 @@ class KvStore:
         self.memory.largest = max(self.memory.largest, float(np.abs(values).max()))
 
     def _encode(
-        self, side: int, values: NDArray[np.int32], note: Note
+        self, side: int, position: int, values: NDArray[np.int32], note: Note
     ) -> tuple[NDArray[np.float64], int]:
         """Return what attention sees, float64 [n_kv_heads, width], and the bits of the words."""
         spec, kv, name = self._spec, self.kv, _SIDES[side]
@@ -191,11 +205,14 @@ class KvStore:
             self.written[side] = heads.astype(np.int64), shifts
             return seen, 8 * (heads.size + shifts.size)
         flat = np.zeros(len(values))
-        if kv.codec in ("fp16", "kivi"):
+        if kv.codec in ("fp16", "kivi", "commvq"):
             words = np.zeros(len(values), np.uint16)
             encode_words(values, words, flat)
             note(f"{name}.words", words)
             bits = 16 * words.size
+            if self._books is not None and side == 0:
+                self._window[:, position % kv.residual] = flat.reshape(spec.n_kv_heads, -1)
+                flat = self._rotated(flat, position)
             plain = words.astype(np.int64).reshape(spec.n_kv_heads, -1)
             self.written[side] = plain, np.zeros((spec.n_kv_heads, 0), np.int64)
         else:
@@ -226,10 +243,37 @@ class KvStore:
         keys, values = self._leaving(position)
         for token in (*keys, *values):
             self.row_map.own(token)
+        if self._books is not None:
+            if keys:
+                self._encode_vectors(keys, note)
+            return
         if keys:
             self._encode_keys(keys, note)
         if values:
             self._encode_value(values[0], note)
+
+    def _rotated(self, keys: NDArray[Any], position: int) -> NDArray[np.float64]:
+        """Return a token's keys, flat integers, as they are read at a position."""
+        assert self._books is not None
+        limits = np.iinfo(np.int32)
+        turned = np.clip(keys, limits.min, limits.max).astype(np.int32)
+        self.clipped += self._books.rotated(turned, position)
+        result: NDArray[np.float64] = turned.astype(np.float64)
+        return result
+
+    def _encode_vectors(self, tokens: range, note: Note) -> None:
+        """Encode a window of CommVQ: keys from their words before rotation."""
+        assert self._books is not None
+        dim, rows = self._spec.head_dim, self.row_map.rows[tokens.start : tokens.stop]
+        values = self.seen[1][:, rows, :dim].astype(np.int64)
+        k, v, bits = self._books.encode(self._window, values, note)
+        for index, token in enumerate(tokens):
+            turned = self._rotated(k[:, index].reshape(-1), token)
+            self.seen[0][:, rows[index], :dim] = turned.reshape(-1, dim)
+            self._bits[0, token] = self._bits[1, token] = 0
+        self.seen[1][:, rows, :dim] = v
+        self._bound(v.astype(np.float64))
+        self._bits[0, tokens[0]] = bits
 
     def _encode_value(self, token: int, note: Note) -> None:
         kv, head_dim = self.kv, self._spec.head_dim

@@ -13,6 +13,7 @@ from romsim.cycle.kernels_vector import rotate, scale_query, sine_cosine
 from romsim.cycle.kv_memory import KvMemory
 from romsim.cycle.kv_rows import PagePool, RowMap
 from romsim.cycle.kv_store import KvStore, Note
+from romsim.cycle.kv_vectors import LayerBooks
 from romsim.cycle.state import TokenBuffers, head_blocks
 from romsim.cycle.weights import BLOCK
 
@@ -80,6 +81,7 @@ class KvUnit:
         self._memories = [
             KvMemory(self._spec.n_kv_heads, width) for _ in range(self._spec.n_layers)
         ]
+        self._books = self._layer_books(description)
         n_heads = self._spec.n_heads
         self._queries = np.zeros((2, n_heads, width))
         self._q_shifts = np.zeros((2, n_heads, width // BLOCK), np.int64)
@@ -96,13 +98,35 @@ class KvUnit:
         if self.pool is None:  # rows are the sequence's own
             memories = [None] * self._spec.n_layers
         return tuple(
-            KvStore(self._spec, self.kv, row_map=row_map, rcp_table=self._tables["RCP"], memory=one)
-            for one in memories
+            KvStore(
+                self._spec,
+                self.kv,
+                row_map=row_map,
+                rcp_table=self._tables["RCP"],
+                memory=one,
+                books=books,
+            )
+            for one, books in zip(memories, self._books, strict=True)
         )
+
+    def _layer_books(self, description: CompiledChip) -> list[LayerBooks | None]:
+        """Return CommVQ's codebooks layer by layer, under that codec."""
+        books = description.kv_codebooks()
+        if books is None:
+            return [None] * self._spec.n_layers
+        return [
+            LayerBooks(keys, values, increments=self._increments, tables=self._tables)
+            for keys, values in zip(books.keys, books.values, strict=True)
+        ]
 
     def _copy_rows(self, source: int, target: int, n_rows: int) -> None:
         for memory in self._memories:
             memory.copy(source, target, n_rows)
+
+    @property
+    def takes_plain_keys(self) -> bool:
+        """Whether keys are kept as they are before rotation."""
+        return self.kv.codec == "commvq"
 
     @property
     def has_sink_query(self) -> bool:
@@ -162,6 +186,8 @@ class KvUnit:
         )
         clipped = self._workers.run(kv_attention, arguments, n_pieces=spec.n_heads)
         store.after_attention(position, note)
+        clipped += store.clipped
+        store.clipped = 0
         if kv.is_ranked:
             add_mass(
                 self._numerators,

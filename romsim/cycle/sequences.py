@@ -284,11 +284,11 @@ class SequencePool:
 def _check_exact(model: CycleModel) -> None:
     """Refuse cached prefixes that would differ from computing them anew."""
     kv = model.description.target.kv
-    if kv.codec == "kivi":
+    if kv.codec in ("kivi", "commvq"):
         raise SpecError(
-            f"Codec of cached prefixes must encode each token by itself, not be 'kivi', which "
-            f"encodes the last {kv.residual} tokens of a prefix when the sequence goes on; compile "
-            f"with --kv codec=int4, or fork a sequence instead"
+            f"Codec of cached prefixes must encode each token by itself, not be {kv.codec!r}, "
+            f"which encodes the last {kv.residual} tokens of a prefix when the sequence goes on; "
+            f"compile with --kv codec=int4, or fork a sequence instead"
         )
     if kv.codec == "tiered":
         raise SpecError(

@@ -88,10 +88,12 @@ class SlotState:
                 "Sequence to be forked must lie in pages, not in the plain cache; compile with "
                 "--kv int8,layout=paged"
             )
-        if self.stores[0].kv.codec == "tiered":
+        codec = self.stores[0].kv.codec
+        if codec in ("tiered", "commvq"):
+            when = "as attention ranks them" if codec == "tiered" else "when their window is whole"
             raise SpecError(
-                "Codec of a sequence to be forked must not be 'tiered', which encodes tokens of "
-                "shared pages anew as attention ranks them; compile with another codec"
+                f"Codec of a sequence to be forked must not be {codec!r}, which encodes tokens of "
+                f"shared pages anew {when}; compile with another codec"
             )
         row_map = self.stores[0].row_map.fork()
         return SlotState(

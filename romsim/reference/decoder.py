@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from romsim.reference.functions import sin_cos
 from romsim.reference.integer_matrix import IntegerMatrix
 from romsim.reference.kv_history import KvHistory
 from romsim.reference.kv_policy import KvPolicy
-from romsim.reference.layer import Layer, Record, Run
+from romsim.reference.kv_vectors import Codebooks
+from romsim.reference.layer import Layer, Record, Run, rotate_at
 from romsim.reference.lora import LowRank
 from romsim.reference.matvec import Linear, Resident, derive_grid
 from romsim.reference.norm import Norm
@@ -33,7 +35,6 @@ from romsim_models.tensors import EMBEDDING, OUTPUT_NORM, layer_tensor, lm_head_
 __all__ = ["CachedWords", "IntegerDecoder"]
 
 _TOKENS = 512  # tokens of a batch: bounds the memory of a long prompt
-
 # Matrices that one instruction multiplies share a grid: the page's fused groups.
 _FUSED = {
     "qkv": ("attn_q", "attn_k", "attn_v"),
@@ -70,6 +71,8 @@ class IntegerDecoder:
         tokens).
     kv
         Codec and retention of the KV cache; the plain one if ``None``.
+    codebooks
+        Of the codec ``commvq``, one a layer.
 
     Raises
     ------
@@ -90,7 +93,9 @@ class IntegerDecoder:
         device: torch.device | str = "cpu",
         resident: Resident = "float64",
         kv: KvPolicy | None = None,
+        codebooks: Sequence[Codebooks] | None = None,
     ) -> None:
+        self._codebooks = codebooks
         self.kv_policy = KvPolicy() if kv is None else kv
         self.spec = checkpoint.spec
         self.config = NumericsConfig() if config is None else config
@@ -108,16 +113,16 @@ class IntegerDecoder:
         self._grids = None if grids is None else dict(grids)
         self._check_options()
         self._saturation = Saturation()
-        increments = [tables.rope_increment(float(angle)) for angle in rope_frequencies(self.spec)]
-        self._increments = torch.tensor(increments, dtype=torch.int64, device=self.device)
+        turns = [tables.rope_increment(float(angle)) for angle in rope_frequencies(self.spec)]
+        self._increments = torch.tensor(turns, dtype=torch.int64, device=self.device)
         self._layers = [self._load_layer(index) for index in range(self.spec.n_layers)]
         self._output_norm = self._load_norm(OUTPUT_NORM, self.config.residual_frac)
         self._embedding = self._matrix(EMBEDDING)
-        tied = lm_head_name(self.spec) == EMBEDDING
-        head = self._embedding if tied else self._matrix(lm_head_name(self.spec))
+        name = lm_head_name(self.spec)
+        head = self._embedding if name == EMBEDDING else self._matrix(name)
         self._head = self._linears("head", [head])[0]
-        for adapter in (loras or {}).values():
-            adapter.check_fits(self.spec)
+        for one in (loras or {}).values():
+            one.check_fits(self.spec)
         self._adapters = {
             name: {
                 target: LowRank(
@@ -133,7 +138,6 @@ class IntegerDecoder:
             for name, adapter in (loras or {}).items()
         }
         self._caches: list[LayerCache | KvHistory] = []
-        self._position = 0
         self.reset()
 
     @property
@@ -146,18 +150,18 @@ class IntegerDecoder:
         """Clips to int32 since the last `reset`."""
         return self._saturation.count
 
-    def change_kv(self, policy: KvPolicy) -> None:
+    def change_kv(self, policy: KvPolicy, codebooks: Sequence[Codebooks] | None = None) -> None:
         """Start anew with another KV cache, the same weights."""
-        self.kv_policy = policy
+        self.kv_policy, self._codebooks = policy, codebooks
         self.reset()
 
     def reset(self) -> None:
         """Forget all tokens and clips."""
         self._position = 0
         self._saturation.count = 0
-        self._caches = [self._empty_cache() for _ in range(self.spec.n_layers)]
+        self._caches = [self._empty_cache(layer) for layer in range(self.spec.n_layers)]
 
-    def _empty_cache(self) -> LayerCache | KvHistory:
+    def _empty_cache(self, layer: int) -> LayerCache | KvHistory:
         shape: dict[str, Any] = {
             "n_heads": self.spec.n_kv_heads,
             "head_dim": self.spec.head_dim,
@@ -167,7 +171,12 @@ class IntegerDecoder:
         }
         if self.kv_policy.is_plain:
             return LayerCache.empty(**shape)
-        return KvHistory(self.kv_policy, **shape)
+        return KvHistory(
+            self.kv_policy,
+            **shape,
+            books=None if self._codebooks is None else self._codebooks[layer],
+            rotate=partial(rotate_at, increments=self._increments, saturation=self._saturation),
+        )
 
     def kv(self, layer: int) -> CachedWords:
         """Words of one layer's plain cache, as the SRAM holds them.
@@ -180,8 +189,8 @@ class IntegerDecoder:
         cache = self._caches[layer]
         if not isinstance(cache, LayerCache):
             raise SpecError(
-                f"KV cache must be the plain one to be read as codes and shifts, not "
-                f"{self.kv_policy!r}; use record"
+                f"KV cache must be the plain one to be read as codes, not {self.kv_policy!r}; use "
+                f"record"
             )
         return cache.words(self._position)
 
@@ -322,12 +331,10 @@ class IntegerDecoder:
                 raise SpecError(f"choices must name tensors of the model, not {name!r}")
         if self._grids is None:
             return
-        named = set(self._grids)
-        either: list[tuple[str, set[str]]] = []
+        either: list[tuple[str, set[str]]] = [("head", {"head"})]
         for layer in range(self.spec.n_layers):
             for part, matrices in _ALONE.items():
                 either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in matrices}))
-        either.append(("head", {"head"}))
         known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:
             if name not in known:
@@ -335,12 +342,12 @@ class IntegerDecoder:
                     f"grids must name fused groups such as 'L0.qkv' or 'head', not {name!r}"
                 )
         for group, alone in either:
-            if group not in named and not alone <= named:
+            if group not in self._grids and not alone <= set(self._grids):
                 raise SpecError(f"grids must name every fused group; {group!r} is missing")
 
     def _matrix(self, name: str) -> IntegerMatrix:
-        tensor = self._checkpoint.read(name)
-        return integer_matrix(tensor, self._choices.get(name), block=self.config.act_block)
+        choice = self._choices.get(name)
+        return integer_matrix(self._checkpoint.read(name), choice, block=self.config.act_block)
 
     def _linears(self, group: str, matrices: list[IntegerMatrix]) -> list[Linear]:
         """Make the matrices of one fused group ready on their common grid."""

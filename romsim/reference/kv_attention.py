@@ -121,7 +121,7 @@ def _attend_all(
         positions = torch.arange(start + part.start, seen, device=device)
         scores = block_scores(query[part], history.fresh[0][:, :seen], history.block)
         forms: list[_Form] = [(history.fresh[1][:, :seen], None)]
-        if history.policy.codec == "kivi":
+        if history.policy.codec in ("kivi", "commvq"):
             is_plain = tokens < history.policy.plain_sinks
             keys_to, values_to = history.late_before(positions)
             late_keys = (tokens[None] < keys_to[:, None]) & ~is_plain

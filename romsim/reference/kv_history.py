@@ -9,13 +9,16 @@ from torch import Tensor
 
 from romsim.reference.kv_codes import affine, fp16
 from romsim.reference.kv_policy import KvPolicy
-from romsim.reference.primitives import power_of_two, quantise
+from romsim.reference.kv_vectors import Codebooks, encode_keys, encode_values
+from romsim.reference.primitives import INT32_MAX, INT32_MIN, power_of_two, quantise
 from romsim_models.errors import SpecError
 
 __all__ = ["KvHistory", "NotePart"]
 
 NotePart = Callable[[str, int, Tensor], None]
 """Called with a compared value's name (``k.words``), the first position and values [T, …]."""
+
+Rotate = Callable[[Tensor, Tensor], Tensor]
 
 _BITS = {"int4": 4, "int2": 2}
 
@@ -31,6 +34,9 @@ class KvHistory:
         Shape of one token's words: key/value heads, elements of a head, elements per MXINT8 shift.
     frac
         Fraction bits of keys and values.
+    books, rotate
+        Of commvq: the layer's codebooks, and what turns keys [T, n_heads, head_dim] as they stand
+        at positions [T].
 
     Attributes
     ----------
@@ -57,12 +63,18 @@ class KvHistory:
         block: int,
         frac: int,
         device: torch.device,
+        books: Codebooks | None = None,
+        rotate: Rotate | None = None,
     ) -> None:
+        if policy.codec == "commvq" and books is None:
+            raise SpecError("codebooks must be given with the KV codec 'commvq', not left out")
+        self._books, self._rotate = books, rotate
         self.policy, self.block, self.frac = policy, block, frac
         self.n_heads, self.head_dim = n_heads, head_dim
         nothing = torch.zeros((n_heads, 0, head_dim), dtype=torch.float64, device=device)
         self.fresh = [nothing, nothing]
         self.late = [nothing, nothing]
+        self._plain_keys = nothing
         self.first = 0
         self.length = 0
         self.sinks = [nothing, nothing]
@@ -93,9 +105,12 @@ class KvHistory:
         self.length = length
 
     def append(self, keys: Tensor, values: Tensor, note: NotePart) -> None:
-        """Add tokens: float64 [T, n_heads, head_dim], int32 values, keys rotated."""
+        """Add tokens, float64 [T, n_heads, head_dim], int32 values; keys rotated (commvq: not)."""
         start = self.length
         seen = [self._encode(name, side, note) for name, side in (("k", keys), ("v", values))]
+        if self.policy.codec == "commvq":
+            self._plain_keys = _extended(self._plain_keys, seen[0], start)
+            seen[0] = self._turned(seen[0], start)
         if self.policy.retention == "stream":
             self._forget(start)
         for side, fresh in enumerate(seen):
@@ -107,6 +122,8 @@ class KvHistory:
                 self.sinks[side] = torch.cat((self.sinks[side], fresh[:, : max(upto, 0)]), dim=1)
         if self.policy.codec == "kivi":
             self._encode_windows(start, note)
+        if self.policy.codec == "commvq":
+            self._encode_vectors(start, note)
         if self.policy.codec == "tiered":  # every token in its own slot, rewritten when narrowed
             self.slot_keys, self.slot_values = self.fresh
             more = self.fresh[0].shape[1] - self.mass.shape[1]
@@ -129,7 +146,7 @@ class KvHistory:
             note(f"{name}.codes", start, coded.codes)
             note(f"{name}.shifts", start, coded.shifts)
             seen = coded.codes.to(torch.float64) * power_of_two(coded.element_shifts())
-        elif codec in ("fp16", "kivi"):
+        elif codec in ("fp16", "kivi", "commvq"):
             words, seen = fp16(values)
             note(f"{name}.words", start, words)
         else:
@@ -163,11 +180,7 @@ class KvHistory:
         """
         policy, end = self.policy, self.length
         sinks, window, group = policy.plain_sinks, policy.residual, policy.group
-        for side in (0, 1):
-            missing = self.length - self.late[side].shape[1]
-            if missing > 0:
-                pad = self.late[side].new_zeros((self.n_heads, missing, self.head_dim))
-                self.late[side] = torch.cat((self.late[side], pad), dim=1)
+        self._lengthen_late()
         for number in range(max(0, start - sinks) // window, max(0, end - sinks) // window):
             first = sinks + number * window
             words = self.fresh[0][:, first : first + window]
@@ -187,6 +200,36 @@ class KvHistory:
                 note(f"v.late.{name}", first + window, part.transpose(0, 1))
             self.late[1][:, first:last] = made.seen.reshape(words.shape)
 
+    def _turned(self, keys: Tensor, first: int) -> Tensor:
+        """Return keys [n_heads, T, head_dim] as they are read from position ``first`` on."""
+        assert self._rotate is not None
+        clipped = keys.clamp(INT32_MIN, INT32_MAX).transpose(0, 1)
+        positions = torch.arange(first, first + len(clipped), device=keys.device)
+        return self._rotate(clipped, positions).reshape(clipped.shape).transpose(0, 1)
+
+    def _encode_vectors(self, start: int, note: NotePart) -> None:
+        """Make the late form of windows of commvq that are whole after tokens from ``start``."""
+        assert self._books is not None
+        self._lengthen_late()
+        window = self.policy.residual
+        for number in range(start // window, self.length // window):
+            first = number * window
+            part = slice(first, first + window)
+            keys = encode_keys(self._plain_keys[:, part], self._books.keys)
+            values = encode_values(self.fresh[1][:, part], self._books.values)
+            for name, made in (("k", keys), ("v", values)):
+                note(f"{name}.vector.codes", first + window - 1, made.codes[None])
+                note(f"{name}.vector.norms", first + window - 1, made.norms[None])
+            self.late[0][:, part] = self._turned(keys.decoded, first)
+            self.late[1][:, part] = values.decoded
+
+    def _lengthen_late(self) -> None:
+        for side in (0, 1):
+            missing = self.length - self.late[side].shape[1]
+            if missing > 0:
+                pad = self.late[side].new_zeros((self.n_heads, missing, self.head_dim))
+                self.late[side] = torch.cat((self.late[side], pad), dim=1)
+
     def late_before(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return before which token keys, and values, are in their late form.
 
@@ -203,7 +246,7 @@ class KvHistory:
         policy = self.policy
         past = (positions - policy.plain_sinks).clamp(min=0)
         keys = policy.plain_sinks + past // policy.residual * policy.residual
-        return keys, positions - policy.residual
+        return keys, keys if policy.codec == "commvq" else positions - policy.residual
 
 
 def _extended(held: Tensor, added: Tensor, length: int) -> Tensor:

@@ -14,9 +14,11 @@ class KvPolicy:
     Parameters
     ----------
     codec
-        ``fp16``, ``int8``, ``int4``, ``int2``, ``kivi`` or ``tiered``.
+        ``fp16``, ``int8``, ``int4``, ``int2``, ``kivi``, ``tiered`` or ``commvq``.
     key_bits, value_bits, group, residual, plain_sinks
         Of KIVI; the first three also of tiered, ``group`` of int4 and int2.
+    stages
+        Of commvq's keys; ``value_bits`` and ``residual`` are its, too.
     retention
         ``all``, ``stream`` or ``h2o``.
     sinks, window, heavy
@@ -29,6 +31,7 @@ class KvPolicy:
     group: int = 0
     residual: int = 0
     plain_sinks: int = 0
+    stages: int = 0
     retention: str = "all"
     sinks: int = 0
     window: int = 0

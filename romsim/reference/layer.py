@@ -13,7 +13,7 @@ from torch import Tensor
 from romsim.reference import tables
 from romsim.reference.attention import LayerCache, attend
 from romsim.reference.config import NumericsConfig
-from romsim.reference.functions import sigmoid
+from romsim.reference.functions import sigmoid, sin_cos
 from romsim.reference.kv_attention import attend_history
 from romsim.reference.kv_history import KvHistory, NotePart
 from romsim.reference.lora import LowRank
@@ -28,7 +28,7 @@ from romsim.reference.primitives import (
 )
 from romsim_models.spec import ModelSpec
 
-__all__ = ["Layer", "Record", "Run"]
+__all__ = ["Layer", "Record", "Run", "rotate_at"]
 
 Record = Callable[[str, int, NDArray[np.int64] | NDArray[np.int32] | NDArray[np.int8]], None]
 
@@ -154,13 +154,13 @@ class Layer:
         scale = tables.query_scale(spec.head_dim)
 
         def code_query(angles: tuple[Tensor, Tensor]) -> BlockCodes:
-            turned = _rotate(q, angles, run)
+            turned = _rotate(q, angles, run.saturation)
             return code(run.saturation.sat32(shr_float(turned * scale, 20)))
 
         angles = run.sine, run.cosine
         query = code_query(angles)
         run.note_codes(f"{name}.q", query)
-        turned_k = _rotate(k, angles, run)
+        turned_k = _rotate(k, angles, run.saturation)
         if isinstance(cache, LayerCache):
             keys, values = code(turned_k), code(v)
             run.note_codes(f"{name}.k", keys)
@@ -174,7 +174,8 @@ class Layer:
                 run.note_codes(f"{name}.q.sink", sink_query)
             note = run.note_kv(name)
             heads = (-1, spec.n_kv_heads, spec.head_dim)
-            cache.append(turned_k.reshape(heads), v.reshape(heads), note)
+            kept_k = k if cache.policy.codec == "commvq" else turned_k
+            cache.append(kept_k.reshape(heads), v.reshape(heads), note)
             attended = attend_history(
                 query,
                 sink_query,
@@ -224,13 +225,22 @@ class Layer:
         return quantise(values, block=run.config.act_block, frac=run.config.linear_frac)
 
 
-def _rotate(values: Tensor, angles: tuple[Tensor, Tensor], run: Run) -> Tensor:
-    """Turn neighbouring pairs of each head by the token's angles; float64 [T, n]."""
-    pairs = values.reshape(values.shape[0], -1, run.spec.head_dim // 2, 2)
-    a, b = pairs[..., 0], pairs[..., 1]
+def rotate_at(
+    keys: Tensor, positions: Tensor, *, increments: Tensor, saturation: Saturation
+) -> Tensor:
+    """Turn keys [T, n_heads, head_dim] by the angles of positions [T]; float64 [T, n]."""
+    sine, cosine = sin_cos(positions, increments)
+    angles = sine.to(torch.float64), cosine.to(torch.float64)
+    return _rotate(keys.reshape(len(keys), -1), angles, saturation)
+
+
+def _rotate(values: Tensor, angles: tuple[Tensor, Tensor], saturation: Saturation) -> Tensor:
+    """Turn neighbouring pairs of each head by the token's angles [T, pairs]; float64 [T, n]."""
     sine, cosine = (angle[:, None, :] for angle in angles)
+    pairs = values.reshape(values.shape[0], -1, sine.shape[-1], 2)
+    a, b = pairs[..., 0], pairs[..., 1]
     turned = torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1)  # below 2^52
-    return run.saturation.sat32(shr_float(turned.reshape(values.shape), 20))
+    return saturation.sat32(shr_float(turned.reshape(values.shape), 20))
 
 
 def _activation(gate: Tensor, up: Tensor, run: Run) -> Tensor:

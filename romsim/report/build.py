@@ -15,6 +15,7 @@ from romsim.report.assumptions import technology_table
 from romsim.report.chips_elsewhere import published_tables
 from romsim.report.compare_results import compare_tables
 from romsim.report.headline import headline_figures
+from romsim.report.kv_results import kv_tables
 from romsim.report.memory import codec_table
 from romsim.report.model import ChipReport, Report, Table
 from romsim.report.result_files import read_result
@@ -50,6 +51,7 @@ def build_report(
     context: int | None = None,
     verify: Sequence[str | Path] = (),
     compare: Sequence[str | Path] = (),
+    kv_eval: Sequence[str | Path] = (),
     progress: Callable[[str, float], None] | None = None,
 ) -> Report:
     """Return the report of descriptions side by side.
@@ -58,8 +60,9 @@ def build_report(
     ----------
     context
         Tokens at which single figures are taken; 1,024, or the longest sequence if that is less.
-    verify, compare
-        Files with what ``romsim verify --json`` and ``romsim compare --json`` printed.
+    verify, compare, kv_eval
+        Files with what ``romsim verify --json``, ``romsim compare --json`` and ``romsim kv-eval
+        --json`` printed.
     progress
         Called with a stage and the finished fraction.
 
@@ -81,6 +84,8 @@ def build_report(
         shared += verify_tables(number, read_result(file))
     for number, file in enumerate(compare, 1):
         shared += compare_tables(number, read_result(file))
+    for number, file in enumerate(kv_eval, 1):
+        shared += kv_tables(number, read_result(file))
     limits = [description.context for description in descriptions]
     at = context if context is not None else min(DEFAULT_CONTEXT, *limits)
     if at < 1:
@@ -117,7 +122,7 @@ def build_report(
     title = " and ".join(chip.label for chip in chips)
     return Report(
         title=f"ROM chip report: {title}",
-        commands=_commands(descriptions, at, len(verify), len(compare)),
+        commands=_commands(descriptions, at, len(verify), len(compare), len(kv_eval)),
         chips=tuple(chips),
         tables=tuple(shared),
         notes=(*_verdicts(shared), *_NOTES),
@@ -260,12 +265,13 @@ def _notes(description: Description) -> list[str]:
 
 
 def _commands(
-    descriptions: Sequence[Description], context: int, n_verify: int, n_compare: int
+    descriptions: Sequence[Description], context: int, n_verify: int, n_compare: int, n_kv: int
 ) -> tuple[str, ...]:
     """Return the commands that make this report again, folders by letter: paths are the user's."""
     names = [f"build/{chr(ord('a') + n)}" for n in range(len(descriptions))]
     commands = [_compile(*pair) for pair in zip(names, descriptions, strict=True)]
     results = " --verify verify.json" * n_verify + " --compare compare.json" * n_compare
+    results += " --kv-eval kv-eval.json" * n_kv
     commands.append(f"romsim report {' '.join(names)} --context {context}{results} -o report.html")
     return tuple(commands)
 

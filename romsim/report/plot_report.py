@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from romsim.report.kv_results import kv_plots
 from romsim.report.model import Report
 from romsim.report.plot_compare import comparison_plots
 from romsim.report.plot_power import energy_context_plot, energy_plot
@@ -36,6 +37,7 @@ def report_plots(report: Report) -> dict[str, tuple[Plot, ...]]:
         "energy_context": (energy_context_plot(chips),),
         "rom_map": tuple(rom_map_plot(n, c) for n, c in enumerate(chips) if c.table("rom_banks")),
         "kv_codecs": (codecs_plot(chips),),
+        "kv_quality": kv_plots(report),
         "comparison": comparison_plots(report),
         "published": (_published(report),),
     }

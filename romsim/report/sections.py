@@ -59,6 +59,14 @@ SECTIONS = (
         tables=("rom", "rom_banks", "kv_codecs"),
     ),
     Section(
+        key="kv_quality",
+        title="KV caches: quality against room",
+        intro="Perplexity with the chip's arithmetic, from `romsim kv-eval`.",
+        plots=("kv_quality",),
+        tables=(),
+        shared=("kv_eval_*",),
+    ),
+    Section(
         key="gpus",
         title="Beside GPU decode",
         intro="The same model at the same context, from `romsim compare`.",

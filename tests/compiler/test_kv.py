@@ -68,7 +68,21 @@ def test_changing_an_axis_drops_what_its_old_value_used() -> None:
         ("int8,int4", "--kv must have KEY=VALUE after the preset's name, not 'int4'"),
         ("int4,groups=32", "KV key 'groups' is unknown; did you mean 'group'?"),
         ("int4,group=x", "kv.group must be a number of at least 0, not 'x'"),
-        ("codec=fp8", "kv.codec must be one of fp16, int8, int4, int2, kivi, tiered, not 'fp8'"),
+        (
+            "codec=fp8",
+            "kv.codec must be one of fp16, int8, int4, int2, kivi, tiered, commvq, not 'fp8'",
+        ),
+        ("commvq-2bit,stages=0", "kv.stages must be 1 to 64, not 0"),
+        (
+            "commvq-2bit,value_bits=3",
+            "kv.value_bits must be 1 or 2 with codec 'commvq', not 3",
+        ),
+        ("commvq-1bit,residual=0", "kv.residual must be at least 1, not 0"),
+        (
+            "commvq-2bit,retention=stream",
+            "kv.retention must be 'all' with codec 'commvq', not 'stream': words of the newest 128 "
+            "tokens are encoded together (rule 2)",
+        ),
         (
             "h2o,codec=tiered",
             "kv.retention must be 'all' with codec 'tiered', not 'h2o': attention mass chooses the "

@@ -1,0 +1,124 @@
+"""CommVQ's codebooks from what a model's own keys and values are on a text (docs/kv.md, 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from romsim_compiler.kv import DEFAULT_KV
+from romsim_compiler.kv_training import train_codebooks
+from romsim_compiler.pipeline import CompileOptions, compile_model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from romsim.reference import IntegerDecoder
+    from romsim_compiler.kv import KvConfig
+    from romsim_compiler.kv_codebooks import KvCodebooks
+    from romsim_compiler.target import Target
+    from romsim_models.checkpoint import Checkpoint
+    from romsim_models.tokenizer import Tokenizer
+
+__all__ = ["CALIBRATION_TOKENS", "calibrate", "calibration_tokens", "codebooks_of"]
+
+CALIBRATION_TOKENS = 2048
+_WINDOW = 512  # tokens that know of each other
+
+
+def calibration_tokens(tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+    """Return the tokens that codebooks are trained on: a part of a novel.
+
+    A model without a tokenizer has ids drawn with a seed.
+
+    Source: Jane Austen, *Persuasion*, 1818, public domain; Debian package r-cran-janeaustenr
+    1.0.0-1. It is a later part than the text of `romsim.quality.default_text`.
+    """
+    if tokenizer is None:
+        drawn = np.random.default_rng(0).integers(0, vocab_size, CALIBRATION_TOKENS)
+        return [int(token) for token in drawn]
+    file = resources.files("romsim") / "texts" / "calibration.txt"
+    text = file.read_text(encoding="utf-8")
+    return tokenizer.encode(text, add_special=False)[:CALIBRATION_TOKENS]
+
+
+def codebooks_of(
+    checkpoint: Checkpoint,
+    target: Target,
+    *,
+    options: CompileOptions,
+    progress: Callable[[str, float], None] | None = None,
+) -> KvCodebooks:
+    """Train the codebooks of a model that is to be compiled for a target.
+
+    The model is compiled with the plain cache first, aside: its arithmetic gives keys and values.
+    """
+    from romsim.comparison import make_reference
+
+    plain = replace(target, kv=DEFAULT_KV)
+    with TemporaryDirectory() as folder:
+        aside = replace(options, context=_WINDOW, adapters=())
+        chip = compile_model(checkpoint, plain, Path(folder) / "chip", options=aside)
+        tokens = calibration_tokens(checkpoint.tokenizer(), checkpoint.spec.vocab_size)
+        decoder = make_reference(chip, checkpoint)
+        return calibrate(decoder, tokens, target.kv, progress=progress)
+
+
+def calibrate(
+    decoder: IntegerDecoder,
+    tokens: Sequence[int],
+    kv: KvConfig,
+    *,
+    progress: Callable[[str, float], None] | None = None,
+) -> KvCodebooks:
+    """Decode a text with the plain cache and train codebooks on its keys and values.
+
+    Parameters
+    ----------
+    decoder
+        Integer reference; its KV cache is the plain one afterwards.
+    tokens
+        Of the text.
+    kv
+        Gives stages and bits.
+
+    Raises
+    ------
+    SpecError
+        If there are too few tokens.
+    """
+    from romsim.reference import KvPolicy
+
+    report = progress or (lambda stage, fraction: None)
+    spec = decoder.spec
+    parts: dict[str, list[NDArray[np.float64]]] = {}
+    wanted = {f"L{layer}.{side}" for layer in range(spec.n_layers) for side in "kv"}
+
+    def record(name: str, position: int, values: NDArray[np.integer]) -> None:
+        if name in wanted:
+            parts.setdefault(name, []).append(values.astype(np.float64))
+
+    decoder.change_kv(KvPolicy())
+    for first in range(0, len(tokens), _WINDOW):
+        report("keys and values", first / len(tokens) / 2)
+        decoder.reset()
+        decoder.forward(tokens[first : first + _WINDOW], record=record)
+    decoder.reset()
+    shape = (-1, spec.n_kv_heads, spec.head_dim)
+
+    def samples(side: str) -> list[NDArray[np.float64]]:
+        layers = range(spec.n_layers)
+        return [np.concatenate(parts[f"L{n}.{side}"]).reshape(shape) for n in layers]
+
+    return train_codebooks(
+        samples("k"),
+        samples("v"),
+        stages=kv.stages,
+        value_bits=kv.value_bits,
+        progress=lambda fraction: report("codebooks", (1 + fraction) / 2),
+    )
