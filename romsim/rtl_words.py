@@ -212,6 +212,20 @@ class WordMap:
         step, inside = np.divmod(index, step_rows)
         return np.asarray(word.idle - (steps - step) * parts + inside // self._lanes)
 
+    def copied(self, words: Iterable[SramWrite]) -> dict[Place, NDArray[Any]]:
+        """Return the cycle model's words of one copy of a page as elements.
+
+        Cycles count from the one after the copy's command.
+        """
+        parts: dict[Place, list[NDArray[Any]]] = {}
+        for word in words:
+            memory, index, values, _ = self._model_encoded(word)[0]
+            part = np.zeros(len(values), dtype=ELEMENT)
+            part["cycle"], part["token"] = word.beat + self._hop + 1, -1
+            part["index"], part["value"] = index, values
+            parts.setdefault((memory, word.tile), []).append(part)
+        return {place: np.concatenate(found) for place, found in parts.items()}
+
     def _model_encoded(self, word: SramWrite) -> list[tuple[Any, ...]]:
         """Codes and shifts of a query head, or of a word of a KV head."""
         sizes = self._sizes

@@ -19,14 +19,14 @@ from romsim_compiler.description import Description
 from romsim_rtl.die import Die
 from romsim_rtl.driver import ProgramResult, RtlRun
 from romsim_rtl.driver_build import BuildOptions
-from romsim_rtl.driver_trace import TraceReader
+from romsim_rtl.driver_trace import ProgramTrace, TraceReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from romsim.cycle.trace import SramWrite
 
-__all__ = ["RtlPrompt", "compare_rtl", "compare_rtl_prompts"]
+__all__ = ["Comparison", "RtlPrompt", "compare_rtl", "compare_rtl_prompts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,15 +138,36 @@ def compare_rtl_prompts(
             **simulation,
         ) as chip:
             begun = time.monotonic()
-            comparison = _Comparison(description, chip, file, tally, die, page_order)
+            comparison = Comparison(description, chip, file, tally, die, page_order)
             for prompt in prompts:
                 comparison.run(prompt, progress)
     n_tokens = sum(len(prompt.tokens) + prompt.n_new for prompt in prompts)
     return tally.report(n_tokens, time.monotonic() - begun)
 
 
-class _Comparison:
-    """One chip on both machines, side by side."""
+class Comparison:
+    """One chip on both machines, side by side.
+
+    Parameters
+    ----------
+    description, chip
+        The chip, and its RTL.
+    file
+        Trace of the RTL, or ``None``.
+    tally
+        Where the outcome is counted.
+    die
+        Of a chip of several, or ``None``.
+    page_order
+        Order in which pages of the KV cache are taken.
+
+    Attributes
+    ----------
+    model
+        The cycle model.
+    words, reader, word_map
+        What both wrote since the last comparison, and how their words are understood.
+    """
 
     def __init__(
         self,
@@ -158,38 +179,39 @@ class _Comparison:
         page_order: Sequence[int] | None,
     ) -> None:
         self._die = die
-        self._description, self._chip, self._tally = description, chip, tally
-        self._words: list[SramWrite] = []
-        self._model = CycleModel(
+        self._description, self.chip, self.tally = description, chip, tally
+        self.words: list[SramWrite] = []
+        self.model = CycleModel(
             description,
-            trace=None if file is None else self._words.append,
+            trace=None if file is None else self.words.append,
             page_order=page_order,
         )
-        self._reader = None if file is None else TraceReader(file)
-        self._map = WordMap(description, die=die)
+        self.reader = None if file is None else TraceReader(file)
+        self.word_map = WordMap(description, die=die)
         self._n_clipped = 0
 
     def run(self, prompt: RtlPrompt, progress: Callable[[str, float], None] | None) -> None:
+        """Run a prompt on both, and greedy decoding after it."""
         adapter, n_tokens = prompt.adapter, len(prompt.tokens)
-        self._map = WordMap(self._description, adapter=adapter, die=self._die)
-        self._chip.use_adapter(adapter)
+        self.word_map = WordMap(self._description, adapter=adapter, die=self._die)
+        self.chip.use_adapter(adapter)
         if prompt.begin:
-            self._model.reset()
-        first = self._model.position()
-        expected = self._model.prefill(prompt.tokens, adapter=adapter)
-        got = self._chip.prefill(prompt.tokens, begin=prompt.begin)
-        self._compare(first, expected.chunks, got, expected.logits)
+            self.model.reset()
+        first = self.model.position()
+        expected = self.model.prefill(prompt.tokens, adapter=adapter)
+        got = self.chip.prefill(prompt.tokens, begin=prompt.begin)
+        self.compare(first, expected.chunks, got, expected.logits)
         token = expected.next_token
         for number in range(prompt.n_new):
             if progress is not None:
                 progress("comparing", (n_tokens + number) / (n_tokens + prompt.n_new))
-            step = self._model.step(token, adapter=adapter)
-            result = self._chip.step(token)
+            step = self.model.step(token, adapter=adapter)
+            result = self.chip.step(token)
             timeline = Timeline(events=step.timeline, cycles=step.cycles)
-            self._compare(step.position, (timeline,), [result], step.logits)
+            self.compare(step.position, (timeline,), [result], step.logits)
             token = step.next_token
 
-    def _compare(
+    def compare(
         self,
         position: int,
         timelines: Sequence[Timeline],
@@ -197,9 +219,22 @@ class _Comparison:
         logits: NDArray[np.int32],
     ) -> None:
         """Compare consecutive programs, the last one with a head."""
-        tally = self._tally
-        parts = _by_program(self._words, len(timelines))
-        traces = self._reader.read() if self._reader is not None else []
+        traces = self.reader.read() if self.reader is not None else []
+        self.compare_programs(position, timelines, results, logits, traces, self.words)
+        self.words.clear()
+
+    def compare_programs(
+        self,
+        position: int,
+        timelines: Sequence[Timeline],
+        results: Sequence[ProgramResult],
+        logits: NDArray[np.int32],
+        traces: Sequence[ProgramTrace],
+        words: Sequence[SramWrite],
+    ) -> None:
+        """As `compare`, with what both wrote."""
+        tally = self.tally
+        parts = _by_program(words, len(timelines))
         for number, (timeline, result) in enumerate(zip(timelines, results, strict=True)):
             tally.begin(position, traces[number].begin if traces else tally.n_cycles)
             tally.compare("cycles", timeline.cycles, [timeline.cycles], [result.cycles])
@@ -208,18 +243,17 @@ class _Comparison:
                 tally.compare_events(timeline.events, traces[number])
                 tally.compare_writes(
                     timeline.events,
-                    self._map.expected(parts[number], timeline.events, position=position),
-                    self._map.written(traces[number].writes.values()),
+                    self.word_map.expected(parts[number], timeline.events, position=position),
+                    self.word_map.written(traces[number].writes.values()),
                 )
             position += max(event[0].token for event in timeline.events) + 1
         end = timelines[-1].cycles
         tally.compare("logits", end, logits, results[-1].logits)
         tally.n_logits += logits.size
         tally.compare("next token", end, [int(np.argmax(logits))], [results[-1].token])
-        n_clipped = self._model.saturations - self._n_clipped
+        n_clipped = self.model.saturations - self._n_clipped
         tally.compare("clipped values", end, [n_clipped], [sum(r.clipped for r in results)])
         self._n_clipped += n_clipped
-        self._words.clear()
 
 
 def _by_program(words: Sequence[SramWrite], n_programs: int) -> list[list[SramWrite]]:

@@ -160,14 +160,13 @@ def encode_extra(target: Target) -> int:
 def copy_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:
     """Return the cycles in which a page's first ``n_tokens`` tokens are copied to another page.
 
-    The copy has the same colour, so that every token stays in its tile. A tile reads a word of the
-    K and of the V bank in one cycle and writes both in the next; a 16-bit element takes two words.
+    The copy has the same colour, so that every token stays in its tile. One cycle takes the
+    command; then a tile reads a word of the K and of the V bank in each cycle and writes those of
+    the cycle before. The halves of 16-bit elements stand in banks of their own, which copy at once.
     """
     words = _ceil(spec.head_dim, target.attention.word_elems)
-    if target.kv.codec in ("fp16", "kivi", "commvq"):
-        words *= 2
     local = _ceil(n_tokens, target.array.n_tiles)
-    return 2 * spec.n_layers * spec.n_kv_heads * words * local
+    return spec.n_layers * spec.n_kv_heads * words * local + 1
 
 
 def fork_cycles(n_tokens: int, *, spec: ModelSpec, target: Target) -> int:

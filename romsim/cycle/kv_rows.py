@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,15 @@ from romsim_models.errors import CapacityError, SpecError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PagePool", "RowMap"]
+__all__ = ["PageCopy", "PagePool", "RowMap"]
+
+
+class PageCopy(NamedTuple):
+    """A page whose first tokens were moved to another."""
+
+    source: int
+    target: int
+    n_tokens: int
 
 
 class PagePool:
@@ -31,8 +39,8 @@ class PagePool:
     ----------
     reclaim
         Asked when no page of a colour is free: gives pages back and says whether it did.
-    copied
-        Tokens moved by each copy of a page so far, in order.
+    copies
+        Copies of pages so far, in order.
 
     Raises
     ------
@@ -51,7 +59,7 @@ class PagePool:
         self.n_pages = n_pages
         self.n_colours = n_colours
         self.reclaim: Callable[[], bool] | None = None
-        self.copied: list[int] = []
+        self.copies: list[PageCopy] = []
         self._count = [0] * n_pages
         self._free: list[list[int]] = [[] for _ in range(n_colours)]
         for page in reversed(offered):
@@ -61,6 +69,11 @@ class PagePool:
     def n_free(self) -> int:
         """Pages that nobody holds."""
         return sum(len(pages) for pages in self._free)
+
+    @property
+    def copied(self) -> list[int]:
+        """Tokens moved by each copy of a page so far, in order."""
+        return [copy.n_tokens for copy in self.copies]
 
     def count(self, page: int) -> int:
         """Return how many hold a page."""
@@ -189,7 +202,7 @@ class RowMap:
             if n_tokens > 0:
                 if self._copy is not None:
                     self._copy(page * self._block, fresh * self._block, n_tokens)
-                self._pool.copied.append(n_tokens)
+                self._pool.copies.append(PageCopy(page, fresh, n_tokens))
             self._place(number, fresh)
             self._pool.give_back(page)
         self.n_written = max(self.n_written, slot + 1)

@@ -287,8 +287,11 @@ class CycleModel:
         ]
         ranks = {name: group.ranks for name, group in groups.items()}
         timeline = self._timekeeper.time(program, state.position, ranks)
-        n_copied = len(self.pages.copied) if self.pages is not None else 0
+        n_copied = len(self.pages.copies) if self.pages is not None else 0
         state.prepare(len(tokens))
+        if self._tracer is not None and self.pages is not None:
+            for copy in self.pages.copies[n_copied:]:
+                self._tracer.copied(copy, self._datapath)
         execute = self._datapath.execute
         clipped = 0
         for instruction, issue, idle in timeline.events:

@@ -22,13 +22,25 @@ if TYPE_CHECKING:
 
     from romsim.cycle.chip import CompiledChip
     from romsim.cycle.datapath import Datapath, Flight
+    from romsim.cycle.kv_rows import PageCopy
     from romsim_compiler.kv import KvConfig
     from romsim_compiler.program import Instruction
 
-__all__ = ["ALL_TILES", "BeatTimes", "SramWrite", "Tracer", "check_traced", "kv_address"]
+__all__ = [
+    "ALL_TILES",
+    "NO_TOKEN",
+    "BeatTimes",
+    "SramWrite",
+    "Tracer",
+    "check_traced",
+    "kv_address",
+]
 
 ALL_TILES = -1
 """Tile number of a word that is written into every tile, or into the vector unit."""
+
+NO_TOKEN = -1
+"""In-flight index of a word that no instruction writes: of a page's copy."""
 
 BeatTimes = Callable[["Instruction", str, int, int], "int | None"]
 """Cycle of a word's write, counted from the issue of its instruction: called with the instruction,
@@ -59,7 +71,7 @@ class SramWrite:
         codes; Q, K, V: codes, then the shifts, or what else the codec keeps of a block of 32
         (`romsim.cycle.kv_store.KvStore.written`).
     token
-        In-flight index, which selects the buffer.
+        In-flight index, which selects the buffer; ``NO_TOKEN`` in a copy of a page.
     beat
         Number of the word among those that its instruction writes into this memory.
     issue, idle
@@ -163,6 +175,61 @@ class Tracer:
         self._context = description.context
         self._report = report
         self._beat_times = beat_times
+        # words of pages, which copies move
+        self._kept: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+
+    def copied(self, copy: PageCopy, datapath: Datapath) -> None:
+        """Report the words of a page that is copied before a program, as beats of one copy.
+
+        Row by row, layer by layer, head by head; a row's tokens are in as many tiles. Cycles count
+        from the one after the copy's command.
+        """
+        spec, target = self._spec, self._target
+        n_words = -(-spec.head_dim // target.attention.word_elems)
+        n_tiles, block = target.array.n_tiles, target.kv.block
+        rows = range(0, copy.n_tokens, n_tiles)
+        steps = [
+            (layer, head, row, word)
+            for layer in range(spec.n_layers)
+            for head in range(spec.n_kv_heads)
+            for row in rows
+            for word in range(n_words)
+        ]
+        for beat, (layer, head, row, word) in enumerate(steps):
+            for inside in range(row, min(row + n_tiles, copy.n_tokens)):
+                places = [
+                    kv_address(
+                        layer=layer,
+                        head=head,
+                        row=page * block + inside,
+                        word=word,
+                        n_kv_heads=spec.n_kv_heads,
+                        n_rows=self._n_rows(datapath),
+                        n_tiles=n_tiles,
+                        words_per_head=n_words,
+                        slot=0,
+                        n_layers=spec.n_layers,
+                    )
+                    for page in (copy.source, copy.target)
+                ]
+                for memory in "KV":
+                    data = self._kept[memory, *places[0]]
+                    self._kept[memory, *places[1]] = data
+                    self._report(
+                        SramWrite(
+                            unit="H",
+                            memory=memory,
+                            tile=places[1][0],
+                            address=places[1][1],
+                            lane=0,
+                            data=data.copy(),
+                            token=NO_TOKEN,
+                            beat=beat,
+                            issue=0,
+                            idle=len(steps),
+                            cycle=None,
+                        )
+                    )
 
     def after(
         self,
@@ -182,6 +249,8 @@ class Tracer:
         for unit, memory, tile, address, lane, data in words:
             beat = seen.get(memory, 0)
             seen[memory] = beat + 1
+            if memory in ("K", "V") and datapath.pages is not None:
+                self._kept[memory, tile, address] = np.array(data, dtype=np.int64)
             offset = None
             if self._beat_times is not None:
                 offset = self._beat_times(instruction, memory, beat, totals[memory])

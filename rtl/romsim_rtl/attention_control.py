@@ -71,7 +71,7 @@ class AttentionControl(wiring.Component):
         1 from the cycle after ``start`` until all results are written.
     command : Out(command_signature)
         To the tiles, before the broadcast registers.
-    r_en, r_page, r_number
+    r_en, r_page, r_row
         Read port of the block table, if there is one.
     head : Out
         The head that ``command.mx`` is for.
@@ -86,8 +86,8 @@ class AttentionControl(wiring.Component):
         self.sizes = sizes
         table: dict[str, Any] = {}
         if sizes.block:
-            page = address_bits(sizes.n_pages)
-            table = {"r_en": Out(1), "r_page": Out(page), "r_number": In(page)}
+            page, row = address_bits(sizes.sequence_pages), address_bits(sizes.tile_tokens)
+            table = {"r_en": Out(1), "r_page": Out(page), "r_row": In(row)}
         n_banks = sizes.colours if sizes.block else 1
         super().__init__(
             table
@@ -168,7 +168,7 @@ class AttentionControl(wiring.Component):
             pages.rest.eq(block_rest),
             self.r_en.eq(pages.r_en),
             self.r_page.eq(pages.r_page),
-            pages.r_number.eq(self.r_number),
+            pages.r_row.eq(self.r_row),
         ]
         with m.If((self._phase == Phase.PAGES) & pages.is_last):
             m.d.sync += self._phase.eq(Phase.QK)
@@ -239,7 +239,7 @@ class AttentionControl(wiring.Component):
         if sizes.sinks:
             rows, rest = divmod(sizes.sinks, sizes.n_tiles)
             place = (self._index << log2(sizes.block_slots)) + tok
-            m.d.comb += command.sink.eq(place < rows)
+            m.d.comb += command.sink.eq((place < rows) if rows else 0)
             m.d.comb += command.sink_end.eq((place == rows) if rest else 0)
         # in a KV row the words of a token follow each other, and the tokens
         with m.If(next_tok):

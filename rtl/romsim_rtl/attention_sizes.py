@@ -9,6 +9,7 @@ from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 from romsim_rtl.kivi_sizes import KiviSizes
 from romsim_rtl.kv_words import KV_WORDS, KvWords
+from romsim_rtl.memory import address_bits
 
 __all__ = [
     "ATTN_CYCLES",
@@ -71,6 +72,8 @@ class AttentionSizes:
         First slots, which are never taken and are read by a query of their own.
     block
         Slots of a page, whose row a block table gives; 0 where a slot's row is its number.
+    n_sequences
+        Sequences that draw on one pool of pages; 1 without pages.
     kivi
         Rows of the banks of codec ``kivi``.
 
@@ -98,6 +101,7 @@ class AttentionSizes:
     codec: str = "int8"
     sinks: int = 0
     block: int = 0
+    n_sequences: int = 1
     kivi: KiviSizes | None = None
 
     def __post_init__(self) -> None:
@@ -175,6 +179,7 @@ class AttentionSizes:
             codec=target.kv.codec,
             sinks=target.kv.sinks,
             block=target.kv.block,
+            n_sequences=target.schedule.n_slots,
             kivi=None
             if target.kv.codec != "kivi"
             else KiviSizes.of(
@@ -248,9 +253,23 @@ class AttentionSizes:
         return self.is_ring or self.block > 0
 
     @property
-    def n_pages(self) -> int:
-        """Pages of the pool, and of the longest sequence."""
+    def sequence_pages(self) -> int:
+        """Pages of the longest sequence."""
         return -(-self.context // self.block)
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of the pool: of several sequences each may take as many of every colour."""
+        if self.n_sequences == 1:
+            return self.sequence_pages
+        return -(-self.sequence_pages // self.colours) * self.colours * self.n_sequences
+
+    @property
+    def table_entries(self) -> int:
+        """Entries of the block table; a sequence's begin at a power of two."""
+        if self.n_sequences == 1:
+            return self.sequence_pages
+        return self.n_sequences << address_bits(self.sequence_pages)
 
     @property
     def colours(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -173,7 +173,9 @@ class BroadcastWriter(wiring.Component):
         sizes = self.sizes
         row: Any = self.bc_pos >> log2(sizes.n_tiles)
         if sizes.block:
-            row = Array(self.rows)[self.bc_token[: address_bits(sizes.n_inflight)]]
+            row = self.rows[0]
+            for token in range(1, sizes.n_inflight):
+                row = Mux(self.bc_token == token, self.rows[token], row)
         if sizes.kivi is None:
             base = self.bc_layer * sizes.layer_words + row * sizes.row_words
             return base, base

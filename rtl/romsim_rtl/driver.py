@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
 from romsim_rtl.adapter_images import adapter_bases, configuration_writes
-from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.die import Die
 from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chip
+from romsim_rtl.driver_pages import block_table
 from romsim_rtl.rom_files import PROGRAMS
 from romsim_rtl.toolchain import ToolError
 
@@ -128,7 +128,7 @@ class RtlRun:
                     f"{name} must be asked of a build that has it, not of one with "
                     f"{option}={getattr(options, option)}; set BuildOptions({option}={remedy})"
                 )
-        table = _block_table(description, page_order)
+        table = block_table(description, page_order)
         self.description, self.die = description, die
         self.build: ChipBuild = build_chip(description, options, die=die, progress=progress)
         arguments = [f"+romdir={images or self.build.images}", "+rombin", "--limit", str(limit)]
@@ -139,8 +139,9 @@ class RtlRun:
             arguments += ["--waves", str(file), "--from", str(first), "--to", str(last)]
         if sram_seed is not None:
             arguments += ["--sram-seed", str(sram_seed)]
-        self.position = 0
-        """Tokens that the sequence has."""
+        self.sequence = 0
+        """Sequence of the programs that follow; see `use_sequence`."""
+        self._positions = [0] * description.target.schedule.n_slots
         self._process = subprocess.Popen(
             [str(self.build.executable), *arguments],
             stdin=subprocess.PIPE,
@@ -154,6 +155,7 @@ class RtlRun:
             self._load_adapters()
         if table:
             self._send("pages " + " ".join(f"{page} {number}" for page, number in table))
+        self._entry_bits = (max(1, len(table) - 1)).bit_length()
 
     def __enter__(self) -> RtlRun:
         """Give the run itself."""
@@ -167,6 +169,11 @@ class RtlRun:
     ) -> None:
         """End the simulation."""
         self.close()
+
+    @property
+    def position(self) -> int:
+        """Tokens that the sequence has."""
+        return self._positions[self.sequence]
 
     @property
     def process_id(self) -> int:
@@ -213,7 +220,7 @@ class RtlRun:
         words = [PROGRAMS.index(program), int(begin), *tokens]
         self._send("run " + " ".join(map(str, words)))
         result = self._result()
-        self.position = position + len(tokens)
+        self._positions[self.sequence] = position + len(tokens)
         return result
 
     def prefill(self, tokens: Sequence[int], *, begin: bool = False) -> list[ProgramResult]:
@@ -262,6 +269,59 @@ class RtlRun:
             listed = ", ".join(sorted(self._bases)) or "none"
             raise SpecError(f"Adapter must be a resident one: {listed}; not {name!r}")
         self._send(f"adapter {self._bases[name]}")
+
+    def use_sequence(self, number: int) -> None:
+        """Choose the sequence of the programs that follow, on a chip of several.
+
+        Raises
+        ------
+        SpecError
+            If there is none of that number.
+        """
+        self._check_sequence(number)
+        self._send(f"sequence {number}")
+        self.sequence = number
+
+    def map_pages(self, pages: Mapping[int, int], *, sequence: int = 0) -> None:
+        """Write entries of a sequence's block table: physical pages by logical page.
+
+        Raises
+        ------
+        SpecError
+            If there is no such sequence.
+        """
+        self._check_sequence(sequence)
+        first = sequence << self._entry_bits
+        entries = " ".join(f"{first + page} {number}" for page, number in pages.items())
+        self._send(f"pages {entries}")
+
+    def fork(self, source: int, target: int) -> None:
+        """Let a sequence stand where another stands; its block table is the host's to write.
+
+        Raises
+        ------
+        SpecError
+            If there is no such sequence.
+        """
+        for number in (source, target):
+            self._check_sequence(number)
+        self._send(f"fork {source} {target}")
+        self._positions[target] = self._positions[source]
+
+    def copy_page(self, source: int, target: int, n_tokens: int) -> int:
+        """Copy the first tokens of a page to another of its colour; return the cycles."""
+        self._send(f"copy {source} {target} {n_tokens}")
+        parts = self._line()
+        if len(parts) != 2 or parts[0] != "copied":
+            raise self._died()
+        return int(parts[1])
+
+    def _check_sequence(self, number: int) -> None:
+        if not 0 <= number < len(self._positions):
+            raise SpecError(
+                f"Sequence must be 0 to {len(self._positions) - 1}, not {number!r}; compile with "
+                f"--slots for more"
+            )
 
     def _load_adapters(self) -> None:
         words = adapter_words(self.description, self.die)
@@ -317,36 +377,3 @@ class RtlRun:
             f"Simulation of {self.description.name!r} must go on until it is closed, "
             f"not end with status {status}; it said {said[-300:]!r}"
         )
-
-
-def _block_table(description: Description, order: Sequence[int] | None) -> list[tuple[int, int]]:
-    """Return (logical page, physical page) of a sequence that takes pages in an order.
-
-    The next free page of a logical page's colour, as sequences of the cycle model take them.
-    """
-    sizes = AttentionSizes.of(
-        description.target,
-        description.spec,
-        context=description.context,
-        linear_frac=description.numerics.linear_frac,
-    )
-    if not sizes.block:
-        if order is not None:
-            raise SpecError(
-                f"Order of pages must be given with KV layout paged, not with "
-                f"{description.target.kv.layout!r}"
-            )
-        return []
-    pages = list(range(sizes.n_pages)) if order is None else [int(page) for page in order]
-    if sorted(pages) != list(range(sizes.n_pages)):
-        raise SpecError(
-            f"Order of pages must be a permutation of 0 to {sizes.n_pages - 1}, not {pages!r}"
-        )
-    colours = [
-        [page for page in pages if page % sizes.colours == colour]
-        for colour in range(sizes.colours)
-    ]
-    return [
-        (page, colours[page % sizes.colours][page // sizes.colours])
-        for page in range(sizes.n_pages)
-    ]

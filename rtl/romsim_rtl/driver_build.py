@@ -128,6 +128,8 @@ def build_chip(
         flags.append("-DROMSIM_LORA")
     if description.target.kv.layout == "paged":
         flags.append("-DROMSIM_PAGES")
+    if description.target.schedule.n_slots > 1:
+        flags.append("-DROMSIM_SEQUENCES")
     waves: list[str] = []
     if options.waves is not None:
         waves = [f"--trace-{options.waves}", "--trace-max-width", f"{_WAVE_WIDTH}"]

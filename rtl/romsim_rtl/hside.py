@@ -15,29 +15,18 @@ from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
 from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
 from romsim_rtl.htile import HTile
 from romsim_rtl.kivi_side import build_late
-from romsim_rtl.kv_pages import PageTable
+from romsim_rtl.kv_copy import PageCopier, copy_members
+from romsim_rtl.kv_pages import PageTable, page_members
 from romsim_rtl.lora_side import LoraSide, configuration_members, drive
 from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.memory import Sram, address_bits, replicate
 from romsim_rtl.merge import MergeTree
 from romsim_rtl.primitives import add_tree
 
-__all__ = ["TILE_MODULE", "HSide", "page_members"]
+__all__ = ["TILE_MODULE", "HSide"]
 
 TILE_MODULE = "romsim_htile"
 """Verilog module of a tile, emitted once."""
-
-
-def page_members(sizes: AttentionSizes) -> dict[str, Any]:
-    """List the members of the block table's write port.
-
-    Members
-    -------
-    page_en, page_index, page_number
-        Write; logical page; physical page.
-    """
-    page = address_bits(sizes.n_pages)
-    return {"page_en": In(1), "page_index": In(page), "page_number": In(page)}
 
 
 class HSide(wiring.Component):
@@ -63,6 +52,9 @@ class HSide(wiring.Component):
         first cycle, where they lie in pages.
     page_* : In
         `page_members`: writes of the block table, between programs.
+    sequence, copy_*, copying
+        Sequence of the running program; `romsim_rtl.kv_copy.copy_members`, and whether a page is
+        being copied; where several sequences draw on one pool.
     bc_* : In
         Broadcast from unit V, after its registers. A block is written at the end of the cycle
         after the one in which it comes.
@@ -118,6 +110,9 @@ class HSide(wiring.Component):
             members["slot"] = In(address_bits(sizes.context))
         if sizes.block:
             members |= {"begins": In(1)} | page_members(sizes)
+        if sizes.n_sequences > 1:
+            members |= {"sequence": In(address_bits(sizes.n_sequences)), "copying": Out(1)}
+            members |= copy_members(sizes)
         members |= broadcast_members(sizes, block_bits=block_bits)
         if lora is not None:
             members |= {"is_adapted": In(1), "adapter_base": In(20)} | configuration_members()
@@ -186,6 +181,8 @@ class HSide(wiring.Component):
             else:
                 drive(m, command, tile.command)
             drive(m, writer.write, tile.write)
+        if sizes.n_sequences > 1:
+            self._copies(m, tiles)
         attends: Any = control.busy
         if sizes.kivi is not None:
             attends = attends | build_late(m, sizes, control, tiles, held)
@@ -211,16 +208,31 @@ class HSide(wiring.Component):
         m.submodules.pages = pages = PageTable(sizes=self.sizes)
         m.d.comb += [
             pages.w_en.eq(self.page_en),
-            pages.w_page.eq(self.page_index),
+            pages.w_index.eq(self.page_index),
             pages.w_number.eq(self.page_number),
             pages.begins.eq(self.begins),
             pages.slot.eq(self.slot),
             pages.r_en.eq(control.r_en),
             pages.r_page.eq(control.r_page),
-            control.r_number.eq(pages.r_number),
+            control.r_row.eq(pages.r_row),
         ]
         for token in range(self.sizes.n_inflight):
             m.d.comb += writer.rows[token].eq(pages.rows[token])
+        if self.sizes.n_sequences > 1:
+            m.d.comb += pages.sequence.eq(self.sequence)
+
+    def _copies(self, m: Module, tiles: list[Any]) -> None:
+        """Add the copies of pages that sequences share."""
+        m.submodules.copier = copier = PageCopier(sizes=self.sizes)
+        for name in copy_members(self.sizes):
+            m.d.comb += getattr(copier, name).eq(getattr(self, name))
+        m.d.comb += self.copying.eq(copier.busy)
+        names = [name for name in copier.copy.signature.members if name != "en"]
+        values = {name: getattr(copier.copy, name) for name in names}
+        enable, values = delay(m, copier.copy.en, values, self.sizes.broadcast_cycles, "copy")
+        for tile in tiles:
+            m.d.comb += tile.copy.en.eq(enable)
+            m.d.comb += [getattr(tile.copy, name).eq(value) for name, value in values.items()]
 
     def _broadcast(self, m: Module, part: Any) -> None:
         """Hand the broadcast bus to a part."""

@@ -17,6 +17,7 @@ from romsim_rtl.htile_scores import TileScores
 from romsim_rtl.htile_softmax import TileSoftmax
 from romsim_rtl.htile_values import SUM_BITS, TileValues
 from romsim_rtl.kivi_late import late_signature
+from romsim_rtl.kv_copy import copy_present, copy_signature
 from romsim_rtl.lora_command import (
     configuration_signature,
     input_signature,
@@ -48,6 +49,8 @@ class HTile(wiring.Component):
         What to do in this cycle.
     write : In(write_signature)
         Query, key and value words.
+    copy : In(copy_signature)
+        Copies of words, where sequences share pages.
     maximum_in : In(maximum_signature)
         Maxima over all tiles.
     maximum : Out(signed(32))
@@ -74,6 +77,8 @@ class HTile(wiring.Component):
             "l": Out(32).array(sizes.n_groups),
             "saturations": Out(32),
         }
+        if sizes.n_sequences > 1:
+            members["copy"] = In(copy_signature(sizes))
         if sizes.n_tiles > 1:
             members["tile"] = In(log2(sizes.n_tiles))
         if sizes.kivi is not None:
@@ -225,6 +230,12 @@ class HTile(wiring.Component):
                 is_end = command.sink_end & (self.tile < sizes.sinks % sizes.n_tiles)
                 m.d.comb += is_sink.eq(command.sink | is_end)
             q_addr = Cat(command.word, is_sink)
+        if sizes.n_sequences > 1:
+            copied, copied_to = Signal(), Signal.like(self.copy.target, reset_less=True)
+            tile = self.tile if sizes.n_tiles > 1 else None
+            m.d.sync += copied.eq(copy_present(sizes, self.copy, tile))
+            with m.If(self.copy.en):
+                m.d.sync += copied_to.eq(self.copy.target)
         kivi: dict[str, Any] = {}
         reads = {"k": command.qk, "v": command.pv}
         if sizes.kivi is not None:
@@ -239,9 +250,19 @@ class HTile(wiring.Component):
                 n_banks=sizes.n_banks,
                 code_bits=sizes.words.read_bits,
                 block_bits=sizes.words.block_bits,
+                copies=sizes.n_sequences > 1,
             )
             banks[kind] = m.submodules[kind] = bank
-            m.d.comb += [bank.r_en.eq(enable), bank.r_addr.eq(command.bank)]
+            if sizes.n_sequences > 1:
+                copy = self.copy
+                m.d.comb += [
+                    bank.r_en.eq(enable | copy.en),
+                    bank.r_addr.eq(Mux(copy.en, copy.source, command.bank)),
+                    bank.c_en.eq(copied),
+                    bank.c_addr.eq(copied_to),
+                ]
+            else:
+                m.d.comb += [bank.r_en.eq(enable), bank.r_addr.eq(command.bank)]
             if sizes.n_banks > 1:
                 m.d.comb += bank.r_group.eq(command.bank_group)
             for index in range(sizes.n_banks):

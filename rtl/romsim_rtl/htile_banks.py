@@ -31,11 +31,15 @@ class BlockBank(wiring.Component):
         Banks; a power of two.
     code_bits, block_bits
         Of a block: its codes, and its exponent or what else it has; 0: it has nothing.
+    copies
+        Whether words are copied from one address to another.
 
     Members
     -------
     w_en, w_addr, w_mask, w_codes, w_shifts
         For each bank, a write of the blocks in the mask.
+    c_en, c_addr
+        Write the word that was read in the last cycle; with ``copies``.
     r_en, r_addr, r_group
         Read; ``r_group`` is the lane group that brought the word's first block.
     codes, shifts : Out
@@ -50,7 +54,9 @@ class BlockBank(wiring.Component):
         n_banks: int,
         code_bits: int = CODES_BITS,
         block_bits: int = SHIFT_BITS,
+        copies: bool = False,
     ) -> None:
+        self._copies = copies
         self.depth, self.n_blocks, self.n_banks = depth, n_blocks, n_banks
         self._bits = {"codes": code_bits} | ({"shifts": block_bits} if block_bits else {})
         super().__init__(
@@ -64,6 +70,7 @@ class BlockBank(wiring.Component):
             | {f"w_{kind}": In(bits * n_blocks).array(n_banks) for kind, bits in self._bits.items()}
             | {kind: Out(bits * n_blocks) for kind, bits in self._bits.items()}
             | ({"r_group": In(address_bits(n_banks))} if n_banks > 1 else {})
+            | ({"c_en": In(1), "c_addr": In(address_bits(depth))} if copies else {})
         )
 
     def elaborate(self, platform: Any) -> Module:
@@ -87,6 +94,14 @@ class BlockBank(wiring.Component):
                     sram.r_en.eq(self.r_en),
                     sram.r_addr.eq(self.r_addr),
                 ]
+                if self._copies:
+                    with m.If(self.c_en):
+                        m.d.comb += [
+                            sram.w_en.eq(1),
+                            sram.w_addr.eq(self.c_addr),
+                            sram.w_mask.eq((1 << self.n_blocks) - 1),
+                            sram.w_data.eq(sram.r_data),
+                        ]
                 words.append(sram.r_data)
             m.d.comb += getattr(self, kind).eq(self._join(words, group, bits))
         return m

@@ -12,7 +12,7 @@ from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import wire
 
-__all__ = ["AttentionPages", "PageTable", "divided", "first_row"]
+__all__ = ["AttentionPages", "PageTable", "divided", "first_row", "page_members"]
 
 
 def divided(m: Module, slot: Value, block: int) -> Value:
@@ -22,6 +22,18 @@ def divided(m: Module, slot: Value, block: int) -> Value:
     shift = len(slot) + block.bit_length()
     product = wire(m, slot * -(-(1 << shift) // block), "page_product")
     return product[shift:]
+
+
+def page_members(sizes: AttentionSizes) -> dict[str, Any]:
+    """List the members of the block table's write port.
+
+    Members
+    -------
+    page_en, page_index, page_number
+        Write; logical page, behind its sequence where there are several; physical page.
+    """
+    index, page = address_bits(sizes.table_entries), address_bits(sizes.n_pages)
+    return {"page_en": In(1), "page_index": In(index), "page_number": In(page)}
 
 
 class PageTable(wiring.Component):
@@ -37,29 +49,33 @@ class PageTable(wiring.Component):
 
     Members
     -------
-    w_en, w_page, w_number : In
+    w_en, w_index, w_number : In
         The host writes an entry, between programs.
     begins, slot : In
         In the first cycle of a program: slot of its first token.
-    r_en, r_page, r_number
-        Read for attention, one cycle later.
+    sequence : In
+        Of the running program; if there are several.
+    r_en, r_page, r_row
+        Read for attention; the page's first row in its tiles, one cycle later.
     rows : Out, for each token in flight
         Row of the token in its tile, of a KV head.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
         self.sizes = sizes
-        page, number = address_bits(sizes.n_pages), address_bits(sizes.n_pages)
+        page, number = address_bits(sizes.sequence_pages), address_bits(sizes.n_pages)
+        several = {"sequence": In(address_bits(sizes.n_sequences))}
         super().__init__(
-            {
+            (several if sizes.n_sequences > 1 else {})
+            | {
                 "w_en": In(1),
-                "w_page": In(page),
+                "w_index": In(address_bits(sizes.table_entries)),
                 "w_number": In(number),
                 "begins": In(1),
                 "slot": In(address_bits(sizes.context)),
                 "r_en": In(1),
                 "r_page": In(page),
-                "r_number": Out(number),
+                "r_row": Out(address_bits(sizes.tile_tokens)),
                 "rows": Out(address_bits(sizes.tile_tokens)).array(sizes.n_inflight),
             }
         )
@@ -69,13 +85,15 @@ class PageTable(wiring.Component):
         m = Module()
         sizes = self.sizes
         m.submodules.table = table = Sram(
-            depth=sizes.n_pages, n_lanes=1, lane_bits=len(self.w_number)
+            depth=sizes.table_entries, n_lanes=1, lane_bits=len(self.w_number)
         )
         slot = Signal(len(self.slot) + 1, reset_less=True)
         asks, read = Signal(sizes.n_inflight), Signal(sizes.n_inflight)
         page = divided(m, slot, sizes.block)
         inside = Signal(address_bits(sizes.page_rows), reset_less=True)
         m.d.sync += [asks.eq(Cat(self.begins, asks)), read.eq(asks)]
+        asked = Signal.like(self.r_page, name="asked")
+        m.d.comb += asked.eq(Mux(self.r_en, self.r_page, page))
         with m.If(self.begins):
             m.d.sync += slot.eq(self.slot)
         with m.Elif(asks.any()):
@@ -84,17 +102,17 @@ class PageTable(wiring.Component):
             m.d.sync += inside.eq(within >> log2(sizes.n_tiles))
         m.d.comb += [
             table.w_en.eq(self.w_en),
-            table.w_addr.eq(self.w_page),
+            table.w_addr.eq(self.w_index),
             table.w_mask.eq(1),
             table.w_data.eq(self.w_number),
             table.r_en.eq(self.r_en | asks.any()),
-            table.r_addr.eq(Mux(self.r_en, self.r_page, page[: len(self.r_page)])),
-            self.r_number.eq(table.r_data),
+            table.r_addr.eq(Cat(asked, self.sequence) if sizes.n_sequences > 1 else asked),
+            self.r_row.eq(first_row(sizes, table.r_data)),
         ]
         for token in range(sizes.n_inflight):
             row = Signal(len(self.rows[token]), name=f"row{token}", reset_less=True)
             with m.If(read[token]):
-                m.d.sync += row.eq(first_row(sizes, table.r_data) + inside)
+                m.d.sync += row.eq(self.r_row + inside)
             m.d.comb += self.rows[token].eq(row)
         return m
 
@@ -124,7 +142,7 @@ class AttentionPages(wiring.Component):
         Slots of the block that hold a token, less one.
     is_last : Out(1)
         The page that arrives is the block's last.
-    r_en, r_page, r_number
+    r_en, r_page, r_row
         To the table.
     next_slot, rewinds : In(1)
         The sweep goes on to a tile's next slot, or to its first.
@@ -134,7 +152,7 @@ class AttentionPages(wiring.Component):
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
         self.sizes = sizes
-        page = address_bits(sizes.n_pages)
+        page = address_bits(sizes.sequence_pages)
         super().__init__(
             {
                 "setup": In(1),
@@ -144,7 +162,7 @@ class AttentionPages(wiring.Component):
                 "is_last": Out(1),
                 "r_en": Out(1),
                 "r_page": Out(page),
-                "r_number": In(page),
+                "r_row": In(address_bits(sizes.tile_tokens)),
                 "next_slot": In(1),
                 "rewinds": In(1),
                 "words": Out(address_bits(sizes.kv_row)).array(sizes.colours),
@@ -190,7 +208,7 @@ class AttentionPages(wiring.Component):
         sizes = self.sizes
         width = len(self.words[0])
         row_words, page_words = sizes.row_words, sizes.page_rows * sizes.row_words
-        arrived = (first_row(sizes, self.r_number) * row_words)[:width]
+        arrived = (self.r_row * row_words)[:width]
         colour = Signal(address_bits(sizes.colours))
         entry = Signal(address_bits(sizes.block_pages))
         chosen = Signal(address_bits(sizes.block_pages))

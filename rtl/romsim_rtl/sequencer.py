@@ -15,7 +15,7 @@ from romsim_rtl.encoding import OPS, WORD_BITS
 from romsim_rtl.instruction import cut_fields
 from romsim_rtl.memory import Rom, address_bits
 
-__all__ = ["TOKEN_CYCLES", "Sequencer", "SequencerConfig"]
+__all__ = ["TOKEN_CYCLES", "Sequencer", "SequencerConfig", "sequence_members"]
 
 TOKEN_CYCLES = 6
 """λ_token: from the cycle in which all units are idle to the first issue of the next program, if
@@ -44,6 +44,8 @@ class SequencerConfig:
     is_ring, sinks
         Whether the newest tokens take the slots of the oldest, but for the first ``sinks``; else
         a token's slot is its position.
+    n_sequences
+        Sequences with a position (and a slot) of their own.
     wake_cycles
         From the switching on of a matrix's banks to the first read of them.
     counter_bits
@@ -63,6 +65,7 @@ class SequencerConfig:
     is_ring: bool = False
     sinks: int = 0
     wake_cycles: int = 0
+    n_sequences: int = 1
     counter_bits: int = 48
 
     def __post_init__(self) -> None:
@@ -118,6 +121,13 @@ class Sequencer(wiring.Component):
         Slot of the running program's first token, where the KV cache wants it.
     begins
         The first cycle of a program, where the KV cache wants slots.
+    cmd_sequence : In, sequence : Out
+        Sequence of a command, and of the running program; if there are several.
+    fork_en, fork_source, fork_target : In
+        A sequence takes the position of another, between programs; if there are several.
+    copying : In(1)
+        Pages are being copied: no command is taken, and the cycle counts as a program's; if there
+        are several sequences.
     start_embed, token
         ``embed`` is issued to unit V; its token.
     is_adapted, adapter_base
@@ -151,6 +161,9 @@ class Sequencer(wiring.Component):
         }
         if config.n_slots:
             members |= {"slot": Out(address_bits(config.n_slots)), "begins": Out(1)}
+        if config.n_sequences > 1:
+            members |= sequence_members(config.n_sequences)
+            members |= {"sequence": Out(address_bits(config.n_sequences)), "copying": In(1)}
         members |= {f"start_{unit}": Out(1) for unit in "vlh"}
         members |= {f"busy_{unit}": In(1) for unit in "vlh"}
         counted = ("cycles", "wait", "v", "l", "h", "issued")
@@ -189,7 +202,9 @@ class Sequencer(wiring.Component):
         ]
 
         takes = Signal()
-        m.d.comb += [self.cmd_ready.eq(idle), takes.eq(idle & self.cmd_valid)]
+        several = config.n_sequences > 1
+        ready: Value = idle & ~self.copying if several else idle
+        m.d.comb += [self.cmd_ready.eq(ready), takes.eq(ready & self.cmd_valid)]
         next_word = Signal(address_bits(config.n_words))
         start = _chosen(list(map(Const, config.starts)), self.cmd_program)
         m.d.comb += [
@@ -209,6 +224,12 @@ class Sequencer(wiring.Component):
             with m.Elif(running & (sleep != 0)):
                 m.d.sync += sleep.eq(sleep - 1)
 
+        ends = running & is_end & (busy == 0)
+        following: dict[str, Value] = {"position": position + length}
+        if config.is_ring:
+            is_last = self.slot == config.n_slots - 1
+            following["slot"] = Mux(is_last, config.sinks, self.slot + 1)
+        saved = self._sequences(m, takes, ends, following) if several else {}
         wait = Signal(range(_RESULT_WAIT + 1))
         m.d.comb += self.done_valid.eq(done)
         with m.If(takes):
@@ -223,11 +244,14 @@ class Sequencer(wiring.Component):
                 self.is_adapted.eq(self.cmd_adapted),
                 self.adapter_base.eq(self.cmd_adapter),
             ]
-            with m.If(self.cmd_reset):
-                m.d.sync += position.eq(0)
-        with m.If(running & is_end & (busy == 0)):
+            if several:
+                m.d.sync += position.eq(Mux(self.cmd_reset, 0, saved["position"]))
+            else:
+                with m.If(self.cmd_reset):
+                    m.d.sync += position.eq(0)
+        with m.If(ends):
             m.d.sync += [running.eq(0), finishing.eq(1), wait.eq(_RESULT_WAIT)]
-            m.d.sync += position.eq(position + length)
+            m.d.sync += position.eq(following["position"])
         if config.n_slots:
             m.d.sync += self.begins.eq(takes)
         if config.n_slots and not config.is_ring:
@@ -235,9 +259,11 @@ class Sequencer(wiring.Component):
         elif config.is_ring:
             with m.If(takes & self.cmd_reset):
                 m.d.sync += self.slot.eq(0)
-            with m.Elif(running & is_end & (busy == 0)):
-                is_last = self.slot == config.n_slots - 1
-                m.d.sync += self.slot.eq(Mux(is_last, config.sinks, self.slot + 1))
+            if several:
+                with m.Elif(takes):
+                    m.d.sync += self.slot.eq(saved["slot"])
+            with m.Elif(ends):
+                m.d.sync += self.slot.eq(following["slot"])
         with m.If(finishing):
             m.d.sync += wait.eq(wait - 1)
             with m.If(wait == 1):
@@ -246,8 +272,8 @@ class Sequencer(wiring.Component):
             m.d.sync += [done.eq(0), idle.eq(1)]
 
         events = {
-            "cycles": running | finishing,
-            "wait": idle | done,
+            "cycles": running | finishing | self.copying if several else running | finishing,
+            "wait": (idle & ~self.copying) | done if several else idle | done,
             "v": self.busy_v,
             "l": self.busy_l,
             "h": self.busy_h,
@@ -259,6 +285,37 @@ class Sequencer(wiring.Component):
                 m.d.sync += counter.eq(counter + 1)
             m.d.comb += getattr(self, f"count_{name}").eq(counter)
         return m
+
+    def _sequences(
+        self, m: Module, takes: Value, ends: Value, following: dict[str, Value]
+    ) -> dict[str, Value]:
+        """Keep what each sequence goes on with; return that of a command's sequence."""
+        with m.If(takes):
+            m.d.sync += self.sequence.eq(self.cmd_sequence)
+        result: dict[str, Value] = {}
+        for name, value in following.items():
+            kept = [
+                Signal(16, name=f"{name}_of{number}", reset_less=True)
+                for number in range(self.config.n_sequences)
+            ]
+            for number, register in enumerate(kept):
+                with m.If(ends & (self.sequence == number)):
+                    m.d.sync += register.eq(value)
+                with m.Elif(self.fork_en & (self.fork_target == number)):
+                    m.d.sync += register.eq(_chosen(kept, self.fork_source))
+            result[name] = _chosen(kept, self.cmd_sequence)
+        return result
+
+
+def sequence_members(n_sequences: int) -> dict[str, Any]:
+    """List the members of a host's port for several sequences; see `Sequencer`."""
+    bits = address_bits(n_sequences)
+    return {
+        "cmd_sequence": In(bits),
+        "fork_en": In(1),
+        "fork_source": In(bits),
+        "fork_target": In(bits),
+    }
 
 
 def _chosen(values: Sequence[Value], index: Value) -> Value:

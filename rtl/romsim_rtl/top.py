@@ -14,14 +14,16 @@ from romsim_rtl.argmax import ARGMAX_CYCLES
 from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
 from romsim_rtl.die import Die
 from romsim_rtl.encoding import first_row
-from romsim_rtl.hside import HSide, page_members
+from romsim_rtl.hside import HSide
+from romsim_rtl.kv_copy import copy_members
 from romsim_rtl.kv_hardware import check_kv_hardware
+from romsim_rtl.kv_pages import page_members
 from romsim_rtl.lora_side import configuration_members
 from romsim_rtl.lora_sizes import LORA_CYCLES, LORA_OFF_CYCLES
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.rom_files import program_words
-from romsim_rtl.sequencer import TOKEN_CYCLES, Sequencer, SequencerConfig
+from romsim_rtl.sequencer import TOKEN_CYCLES, Sequencer, SequencerConfig, sequence_members
 from romsim_rtl.vector_unit import VectorUnit
 
 __all__ = ["Top"]
@@ -51,6 +53,9 @@ class Top(wiring.Component):
         Loading of adapters between programs; see `romsim_rtl.lora_side.configuration_members`.
     page_en, page_index, page_number : In
         An entry of the block table, between programs; where there is one.
+    cmd_sequence, fork_*, copy_* : In
+        Where several sequences draw on one pool of pages: `romsim_rtl.sequencer.sequence_members`,
+        `romsim_rtl.kv_copy.copy_members`.
     done_valid, done_ready, done_token : Out(1), In(1), Out(20)
         A program is over, and the lowest token among those with the largest logit; it stands
         until the next program with an LM head ends.
@@ -91,6 +96,7 @@ class Top(wiring.Component):
             is_ring=self.h_sizes.is_ring,
             sinks=self.h_sizes.sinks,
             wake_cycles=target.power.wake_cycles,
+            n_sequences=self.h_sizes.n_sequences,
         )
         lanes = target.vector.n_lanes
         members: dict[str, Any] = {
@@ -115,6 +121,8 @@ class Top(wiring.Component):
             members |= {"cmd_adapted": In(1), "cmd_adapter": In(20)} | configuration_members()
         if self.h_sizes.block:
             members |= page_members(self.h_sizes)
+        if self.h_sizes.n_sequences > 1:
+            members |= sequence_members(self.h_sizes.n_sequences) | copy_members(self.h_sizes)
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -154,13 +162,16 @@ class Top(wiring.Component):
             1,
             domain=gate_clock(m, platform, "h", h_wakes),
         )
+        h_busy: Any = h.busy
+        if self.h_sizes.n_sequences > 1:
+            h_busy = h.busy | h.copying
         m.d.comb += [
             idle.eq(sequencer.cmd_ready),
             reads.eq(v.o_en | v.l_en | v.d_en),
             rows.eq(l_side.ly_valid),
             logits.eq(l_side.ly_valid & l_side.ly_head),
             v_wakes[0][0].eq(idle | sequencer.start_v | v.busy | l_side.em_valid),
-            h_wakes[0][0].eq(idle | sequencer.start_h | h.busy | v.bc_kind.any() | reads),
+            h_wakes[0][0].eq(idle | sequencer.start_h | h_busy | v.bc_kind.any() | reads),
         ]
         units = {"v": v, "l": l_side, "h": h}
         for name, unit in units.items():
@@ -181,6 +192,12 @@ class Top(wiring.Component):
             m.d.comb += h.begins.eq(sequencer.begins)
             for name in page_members(self.h_sizes):
                 m.d.comb += getattr(h, name).eq(getattr(self, name))
+        if self.h_sizes.n_sequences > 1:
+            for name in sequence_members(self.h_sizes.n_sequences):
+                m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
+            for name in copy_members(self.h_sizes):
+                m.d.comb += getattr(h, name).eq(getattr(self, name))
+            m.d.comb += [h.sequence.eq(sequencer.sequence), sequencer.copying.eq(h.copying)]
         self._buses(m, v, l_side, h)
         self._host(m, sequencer, v, l_side, h)
         return m
@@ -270,12 +287,15 @@ def _check(description: Description) -> None:
                 f"latency.{name} of target {target.name!r} must be {cycles}, the RTL's, "
                 f"not {getattr(target.latency, name)!r}; leave it out of the target"
             )
-    for name in ("n_slots", "n_batch"):
-        if getattr(target.schedule, name) != 1:
-            raise SpecError(
-                f"schedule.{name} of an RTL target must be 1, "
-                f"not {getattr(target.schedule, name)!r}"
-            )
+    if target.schedule.n_batch != 1:
+        raise SpecError(
+            f"schedule.n_batch of an RTL target must be 1, not {target.schedule.n_batch!r}"
+        )
+    if target.schedule.n_slots != 1 and target.kv.layout != "paged":
+        raise SpecError(
+            f"schedule.n_slots of an RTL target must be 1 with KV layout {target.kv.layout!r}, not "
+            f"{target.schedule.n_slots!r}; compile with --kv layout=paged"
+        )
     if "head" not in description.groups:
         raise SpecError(
             f"Target {target.name!r} must keep the LM head in ROM to be built as RTL; "

@@ -81,8 +81,9 @@ class FakeTarget:
     name = "chip"
 
     def __init__(self, attn: int, block: int) -> None:
-        self.array = self.vector = self.attention = self.schedule = self.network = GOOD
+        self.array = self.vector = self.attention = self.network = GOOD
         self.kv = DEFAULT_KV
+        self.schedule = type("S", (), {"n_inflight": GOOD.n_inflight, "n_slots": 1})
         self.latency = type("L", (), {"attn": attn, "block": block})
 
 

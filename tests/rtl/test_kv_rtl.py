@@ -17,6 +17,7 @@ from romsim.cycle import CycleModel
 from romsim.cycle.kv_rows import PagePool, RowMap
 from romsim.rtl_report import RtlReport
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
+from romsim.verify_rtl_sequences import SequenceComparison
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.attention_sizes import AttentionSizes
@@ -59,6 +60,13 @@ def make_chip(folder: Path, kv: str, *, context: int = 96, **sizes: Any) -> Desc
     """A chip of random weights with a KV cache."""
     plain = compile_chip(SweepChip(**{**SIZES, **sizes}), folder)
     return with_kv(plain, kv, context=context)
+
+
+def with_sequences(chip: Description, n: int) -> Description:
+    """The same chip for several sequences."""
+    schedule = replace(chip.target.schedule, n_slots=n)
+    target = replace(chip.target, schedule=schedule)
+    return Description(chip.path, {**chip.manifest, "target": target.to_json()})
 
 
 def run(
@@ -138,6 +146,8 @@ def test_pages_give_what_rows_in_order_give_under_any_permutation(paged: Descrip
         ("int8,layout=paged,block=12", {"heads": "3/1"}),
         ("int8,layout=paged,block=32", {"attn_block": 16, "n_tiles": 8, "rank": 4}),
         ("int4,layout=paged,block=1", {"n_inflight": 2, "attn_block": 16}),
+        ("streaming-llm,sinks=5,window=10,layout=paged,block=4", {"heads": "2/2"}),
+        ("window,window=11", {"n_layers": 1}),
     ],
 )
 def test_windows_and_pages_equal_the_cycle_model(
@@ -153,6 +163,63 @@ def test_windows_and_pages_equal_the_cycle_model(
     report = run(chip, (3, 92), (19, 3), (1, 1), adapter=adapter, page_order=order)
     assert report.first is None, report.first.sentence()
     assert report.by_memory["K"] > 0
+
+
+def sequences(chip: Description, *, seed: int = 0, n_steps: int = 40) -> SequenceComparison:
+    """Start, fork and step sequences in a random order on both machines; the finished run."""
+    rng = np.random.default_rng(seed)
+    n_slots = chip.target.schedule.n_slots
+    pages = CycleModel(chip, threads=1).pages
+    assert pages is not None
+    order = shuffled(pages.n_pages, seed)
+    with SequenceComparison(chip, options=OPTIONS, sram_seed=7, page_order=order) as both:
+        both.start([5, 7, 11, 13, 17])
+        for _ in range(n_steps):
+            slots = both.pool.slots
+            slot = slots[rng.integers(len(slots))]
+            what = rng.random()
+            if what < 0.2 and len(slots) < n_slots:
+                both.fork(slot)
+            elif what < 0.25 and len(slots) < n_slots:
+                both.start([int(token) for token in rng.integers(64, size=3)])
+            elif what < 0.32 and len(slots) > 1:
+                both.free(slot)
+            else:
+                both.step(slot, int(rng.integers(64)))
+        for slot in both.pool.slots:
+            both.step(slot, 1)
+        return both
+
+
+@pytest.mark.verilator
+@pytest.mark.parametrize(
+    ("kv", "sizes"),
+    [
+        pytest.param("int8,layout=paged,block=8", {"n_layers": 1, "heads": "2/1"}),
+        pytest.param(
+            "streaming-llm,sinks=3,window=9,codec=int4,layout=paged,block=2",
+            {"head_dim": 64},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "int8,layout=paged,block=4",
+            {"n_inflight": 2, "hop": 3, "head_dim": 64, "word_elems": 64, "rank": 4},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_forks_and_copied_pages_equal_the_cycle_model(
+    tmp_path: Path, kv: str, sizes: dict[str, Any]
+) -> None:
+    """Every write of every copy, its cycles, and sequences in turn."""
+    chip = make_chip(tmp_path, kv, context=24, **sizes)
+    chip = with_sequences(chip, 3)
+    both = sequences(chip)
+    report = both.report()
+    assert report.first is None, report.first.sentence()
+    assert report.passed
+    assert len(both.pool.copied) >= 4
+    assert report.by_operator["copy of a page"] > 0
 
 
 def test_a_number_is_divided_by_any_block() -> None:
@@ -211,7 +278,7 @@ def test_a_page_takes_one_cycle_in_each_block_that_it_meets(
             n_cycles, is_last = 0, False
             ctx.set(pages.reads, 1)
             while not is_last:
-                ctx.set(pages.r_number, rows.table[asked])
+                ctx.set(pages.r_row, rows.table[asked] * block // n_tiles)
                 asked, is_last = ctx.get(pages.r_page), bool(ctx.get(pages.is_last))
                 n_cycles += 1
                 await ctx.tick()

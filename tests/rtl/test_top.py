@@ -55,7 +55,12 @@ def changed(chip: Description, section: str, **values: Any) -> Description:
             "latency.matvec of target 'small' must be 11, the RTL's depth, not 8; leave it out of "
             "the target",
         ),
-        ("schedule", {"n_slots": 2}, "schedule.n_slots of an RTL target must be 1, not 2"),
+        (
+            "schedule",
+            {"n_slots": 2},
+            "schedule.n_slots of an RTL target must be 1 with KV layout 'contiguous', not 2; "
+            "compile with --kv layout=paged",
+        ),
         ("schedule", {"n_batch": 4}, "schedule.n_batch of an RTL target must be 1, not 4"),
         ("array", {"scale_bits": 8}, "scale_bits of an RTL target must be 16, not 8"),
         ("array", {"min_bits": 8}, "min_bits of an RTL target must be 0 or 16, not 8"),

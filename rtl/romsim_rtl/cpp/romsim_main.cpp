@@ -7,6 +7,9 @@
 //   load FILE                    write a file of five words of 32 bits a cycle into the adapters'
 //                                memories: kind | tile << 8, address, chunk, data (low, high)
 //   pages INDEX NUMBER...        write entries of the block table: logical page, physical page
+//   sequence NUMBER              programs that follow are of that sequence
+//   fork SOURCE TARGET           a sequence takes the position of another
+//   copy SOURCE TARGET TOKENS    copy a page; answers `copied CYCLES`, the command's cycle included
 //
 // Answer to each executed program, a line: `done TOKEN CYCLES CLIPPED ISSUED N_LOGITS`, followed by
 // N_LOGITS int32. CYCLES is the time from the first issue until the next program may begin.
@@ -183,6 +186,51 @@ void map_pages(Chip& chip, const std::vector<std::uint32_t>& numbers) {
 #endif
 }
 
+void use_sequence(Chip& chip, std::uint32_t number) {
+#ifdef ROMSIM_SEQUENCES
+  chip.top->cmd_sequence = number;
+#else
+  (void)chip;
+  if (number) fail("Chip must have several sequences to be given one");
+#endif
+}
+
+void fork_sequence(Chip& chip, std::uint32_t source, std::uint32_t target) {
+#ifdef ROMSIM_SEQUENCES
+  Vromsim_top& top = *chip.top;
+  top.fork_en = 1;
+  top.fork_source = source;
+  top.fork_target = target;
+  chip.step();
+  top.fork_en = 0;
+#else
+  (void)chip, (void)source, (void)target;
+  fail("Chip must have several sequences to fork one");
+#endif
+}
+
+void copy_page(Chip& chip, std::uint32_t source, std::uint32_t target, std::uint32_t n_tokens) {
+#ifdef ROMSIM_SEQUENCES
+  Vromsim_top& top = *chip.top;
+  const std::uint64_t cycles = top.count_cycles;
+#ifdef ROMSIM_TRACE
+  chip.trace.begin_program(chip.cycle);
+#endif
+  top.copy_en = 1;
+  top.copy_source = source;
+  top.copy_target = target;
+  top.copy_tokens = n_tokens;
+  chip.step();
+  top.copy_en = 0;
+  while (!top.cmd_ready) chip.step();
+  std::printf("copied %llu\n", static_cast<unsigned long long>(top.count_cycles - cycles + 1));
+  std::fflush(stdout);
+#else
+  (void)chip, (void)source, (void)target, (void)n_tokens;
+  fail("Chip must have several sequences to copy a page");
+#endif
+}
+
 const char* option(int argc, char** argv, const char* name) {
   for (int index = 1; index + 1 < argc; ++index) {
     if (!std::strcmp(argv[index], name)) return argv[index + 1];
@@ -223,6 +271,12 @@ int main(int argc, char** argv) {
   top.clk = 0;
   top.rst = 1;
   top.cmd_valid = top.done_ready = 0;
+#ifdef ROMSIM_PAGES
+  top.page_en = 0;
+#endif
+#ifdef ROMSIM_SEQUENCES
+  top.fork_en = top.copy_en = 0;
+#endif
   top.eval();
   for (int count = 0; count < 3; ++count) chip.step();
   top.rst = 0;
@@ -249,12 +303,18 @@ int main(int argc, char** argv) {
       chip.adapter = numbers.empty() ? 0 : numbers[0];
     } else if (word == "pages") {
       map_pages(chip, numbers);
+    } else if (word == "sequence" && numbers.size() == 1) {
+      use_sequence(chip, numbers[0]);
+    } else if (word == "fork" && numbers.size() == 2) {
+      fork_sequence(chip, numbers[0], numbers[1]);
+    } else if (word == "copy" && numbers.size() == 3) {
+      copy_page(chip, numbers[0], numbers[1], numbers[2]);
     } else if (word == "load") {
       load(chip, line.substr(5));
       std::printf("loaded\n");
       std::fflush(stdout);
     } else {
-      fail("Command must be run, greedy, adapter, load or pages with its operands, not " + word);
+      fail("Command must be one of those above with its operands, not " + word);
     }
   }
 #if VM_TRACE
