@@ -134,6 +134,9 @@ class HSide(wiring.Component):
             "d_addr": "no adapters, no D",
             "adapter_base": "fewer entries, words or chunks than the field can name",
             "cfg_addr": "fewer entries, words or chunks than the field can name",
+            "page_number": "a page's colour is that of its logical page",
+            "copy_target": "a copy has the colour of its source",
+            "copy_tokens": "all slots of a page are one more than its last",
             "cfg_tile": few,
             "cfg_chunk": few,
         }

@@ -85,7 +85,9 @@ class PageTable(wiring.Component):
         m = Module()
         sizes = self.sizes
         m.submodules.table = table = Sram(
-            depth=sizes.table_entries, n_lanes=1, lane_bits=len(self.w_number)
+            depth=sizes.table_entries,
+            n_lanes=1,
+            lane_bits=max(1, len(self.w_number) - log2(sizes.colours)),
         )
         slot = Signal(len(self.slot) + 1, reset_less=True)
         asks, read = Signal(sizes.n_inflight), Signal(sizes.n_inflight)
@@ -104,10 +106,10 @@ class PageTable(wiring.Component):
             table.w_en.eq(self.w_en),
             table.w_addr.eq(self.w_index),
             table.w_mask.eq(1),
-            table.w_data.eq(self.w_number),
+            table.w_data.eq(self.w_number >> log2(sizes.colours)),  # the page's place in its colour
             table.r_en.eq(self.r_en | asks.any()),
             table.r_addr.eq(Cat(asked, self.sequence) if sizes.n_sequences > 1 else asked),
-            self.r_row.eq(first_row(sizes, table.r_data)),
+            self.r_row.eq(table.r_data * sizes.page_rows),
         ]
         for token in range(sizes.n_inflight):
             row = Signal(len(self.rows[token]), name=f"row{token}", reset_less=True)

@@ -223,6 +223,7 @@ void copy_page(Chip& chip, std::uint32_t source, std::uint32_t target, std::uint
   chip.step();
   top.copy_en = 0;
   while (!top.cmd_ready) chip.step();
+  for (int count = 0; count < 16; ++count) chip.step();  // until the last word is written
   std::printf("copied %llu\n", static_cast<unsigned long long>(top.count_cycles - cycles + 1));
   std::fflush(stdout);
 #else
