@@ -157,7 +157,7 @@ class Comparison:
     tally
         Where the outcome is counted.
     die
-        Of a chip of several, or ``None``.
+        What the chip is built for, if not for the description alone.
     page_order
         Order in which pages of the KV cache are taken.
 
