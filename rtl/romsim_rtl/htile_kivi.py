@@ -37,7 +37,7 @@ def build_kivi_banks(m: Module, tile: Any, *, is_code: Any, is_mine: Any) -> dic
     sizes: AttentionSizes = tile.sizes
     kivi, command, late, write = kivi_of(sizes), tile.command, tile.late, tile.write
     is_late = late.tile == tile.tile if sizes.n_tiles > 1 else 1
-    shape = {"n_blocks": sizes.word_blocks, "n_banks": sizes.n_banks}
+    shape: dict[str, Any] = {"n_blocks": sizes.word_blocks, "n_banks": sizes.n_banks}
     found: dict[str, Any] = {}
     second = Signal(name="reads_second", reset_less=True)
     reads = {"k": command.qk, "v": command.pv}
