@@ -47,7 +47,7 @@ def copy_signature(sizes: AttentionSizes) -> wiring.Signature:
     source, target
         Its addresses.
     limit
-        Last tile of the page, counted from its first, that has a token in this row.
+        Last tile of the page, counted from its first, that has a token in this row; of several.
     colour
         Of the page; with several.
     """
@@ -56,7 +56,7 @@ def copy_signature(sizes: AttentionSizes) -> wiring.Signature:
         "source": Out(address_bits(sizes.bank_words)),
         "target": Out(address_bits(sizes.bank_words)),
     }
-    if sizes.n_tiles > 1:
+    if min(sizes.n_tiles, sizes.block) > 1:
         members["limit"] = Out(log2(sizes.n_tiles))
     if sizes.colours > 1:
         members["colour"] = Out(log2(sizes.colours))
@@ -70,7 +70,8 @@ def copy_present(sizes: AttentionSizes, copy: Any, tile: Any) -> Any:
     if sizes.colours == 1:
         return copy.en & (tile <= copy.limit)
     width = log2(sizes.block)
-    return copy.en & (tile[width:] == copy.colour) & (tile[:width] <= copy.limit)
+    is_mine = copy.en & (tile[width:] == copy.colour)
+    return is_mine & (tile[:width] <= copy.limit) if width else is_mine
 
 
 class PageCopier(wiring.Component):
@@ -137,7 +138,7 @@ class PageCopier(wiring.Component):
                 m.d.sync += [base.eq(base + sizes.kv_row), part.eq(part + 1)]
                 with m.If(part == n_parts - 1):
                     m.d.sync += busy.eq(0)
-        if sizes.n_tiles > 1:
+        if min(sizes.n_tiles, sizes.block) > 1:
             # a row that is not the last one is whole
             in_last = word + sizes.row_words > last_word
             m.d.comb += copy.limit.eq(Mux(in_last, last, sizes.n_tiles - 1))
