@@ -28,6 +28,8 @@ from romsim_rtl.vector_unit import VectorUnit
 
 __all__ = ["Top"]
 
+_POSITION_BITS = 16
+
 _COUNTERS = ("cycles", "wait", "v", "l", "h", "issued")
 
 
@@ -280,6 +282,11 @@ def _check(description: Description) -> None:
             f"for area and timing only; compile for an executable target"
         )
     check_kv_hardware(target.kv)
+    if description.context > 1 << _POSITION_BITS:  # under a window, more than there are slots
+        raise SpecError(
+            f"Context of the RTL must be at most {1 << _POSITION_BITS} tokens, which its position "
+            f"registers count, not {description.context}; compile with a smaller --context"
+        )
     depths = {"token": TOKEN_CYCLES, "lora": LORA_CYCLES, "lora_off": LORA_OFF_CYCLES}
     for name, cycles in depths.items():
         if getattr(target.latency, name) != cycles:

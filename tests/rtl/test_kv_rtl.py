@@ -352,3 +352,13 @@ def test_what_has_no_hardware_is_refused_by_its_axis(
     chip = make_chip(tmp_path, kv)
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         Top(description=chip)
+
+
+def test_a_sequence_that_positions_do_not_count_is_refused(tmp_path: Path) -> None:
+    chip = make_chip(tmp_path, "window,window=8,codec=int8", context=65537)
+    sentence = (
+        "Context of the RTL must be at most 65536 tokens, which its position registers count, not "
+        "65537; compile with a smaller --context"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        Top(description=chip)
