@@ -331,10 +331,11 @@ class IntegerDecoder:
                 raise SpecError(f"choices must name tensors of the model, not {name!r}")
         if self._grids is None:
             return
-        either: list[tuple[str, set[str]]] = [("head", {"head"})]
+        either: list[tuple[str, set[str]]] = []
         for layer in range(self.spec.n_layers):
             for part, matrices in _ALONE.items():
                 either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in matrices}))
+        either.append(("head", {"head"}))
         known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:
             if name not in known:

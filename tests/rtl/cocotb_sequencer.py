@@ -99,7 +99,7 @@ class Host:
             assert self.cycle < 20_000
             await FallingEdge(dut.clk)
         for place, (number, _, tokens) in enumerate(commands):
-            issues, end = self.programs[number].times()
+            issues, end = self.programs[number].times(0)
             assert self.issues[place] == [
                 (at, unit, token, tokens[token])
                 for at, (unit, _, _, token, _) in zip(
@@ -130,5 +130,5 @@ async def a_host_that_never_waits_costs_only_the_hand_over(dut: Any) -> None:
     numbers = [2, 0, 1, 2, 2]
     await host.execute(numbers)
     for place, number in enumerate(numbers[:-1]):
-        _, end = host.programs[number].times()
+        _, end = host.programs[number].times(0)
         assert host.begun[place + 1] - host.begun[place] == end + TOKEN_CYCLES

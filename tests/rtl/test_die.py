@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """A die for several models: as large as the largest, and only for models of one shape."""
 
 from __future__ import annotations
