@@ -331,10 +331,8 @@ class IntegerDecoder:
                 raise SpecError(f"choices must name tensors of the model, not {name!r}")
         if self._grids is None:
             return
-        either: list[tuple[str, set[str]]] = []
-        for layer in range(self.spec.n_layers):
-            for part, matrices in _ALONE.items():
-                either.append((f"L{layer}.{part}", {f"L{layer}.{name}" for name in matrices}))
+        layers, parts = range(self.spec.n_layers), _ALONE.items()
+        either = [(f"L{n}.{p}", {f"L{n}.{m}" for m in names}) for n in layers for p, names in parts]
         either.append(("head", {"head"}))
         known = {name for group, alone in either for name in (group, *alone)}
         for name in self._grids:
