@@ -20,7 +20,7 @@ from romsim_models.errors import SpecError
 from romsim_rtl.emit import TOP_MODULE
 from romsim_rtl.module_timing import STARTS
 from romsim_rtl.synthesis import ModuleSynthesis, RtlilModule, check_technology, rtlil_modules
-from romsim_rtl.synthesis_cache import synthesise_modules
+from romsim_rtl.synthesis_cache import check_options, synthesise_modules
 from romsim_rtl.top import Top
 
 __all__ = ["UNITS", "synth"]
@@ -73,6 +73,7 @@ def synth(
     ToolError
         If yosys or ABC is missing or fails, or the cache cannot be written.
     """
+    check_options(mapping, jobs)
     if not isinstance(description, Description):
         description = Description.load(description)
     technology = load_technology(description.target.technology)

@@ -34,7 +34,7 @@ from romsim_rtl.synthesis import (
 )
 from romsim_rtl.toolchain import cache_folder
 
-__all__ = ["synthesis_folder", "synthesise_modules"]
+__all__ = ["check_options", "synthesis_folder", "synthesise_modules"]
 
 _LAYOUT = 1  # raise when what is made of the same module, or how it is timed, changes
 
@@ -42,6 +42,20 @@ _LAYOUT = 1  # raise when what is made of the same module, or how it is timed, c
 def synthesis_folder() -> Path:
     """Name the folder of synthesised modules, beside that of built simulations."""
     return cache_folder().parent / "synthesis"
+
+
+def check_options(mapping: str, jobs: int) -> None:
+    """Refuse options of `synthesise_modules`, before the modules are made.
+
+    Raises
+    ------
+    SpecError
+        If the mapping is unknown or there are no jobs.
+    """
+    if jobs < 1:
+        raise SpecError(f"Jobs must be 1 or more, not {jobs}")
+    if mapping not in MAPPINGS:
+        raise SpecError(f"Mapping must be one of {', '.join(MAPPINGS)}, not {mapping!r}")
 
 
 def synthesise_modules(
@@ -70,10 +84,7 @@ def synthesise_modules(
     ToolError
         As `romsim_rtl.synthesis.map_module`, or if the cache cannot be written.
     """
-    if jobs < 1:
-        raise SpecError(f"Jobs must be 1 or more, not {jobs}")
-    if mapping not in MAPPINGS:
-        raise SpecError(f"Mapping must be one of {', '.join(MAPPINGS)}, not {mapping!r}")
+    check_options(mapping, jobs)
     check_technology(technology)
     done: dict[str, ModuleSynthesis] = {}
     keys: dict[str, str] = {}
