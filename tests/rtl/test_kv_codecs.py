@@ -28,7 +28,7 @@ WIDE: dict[str, Any] = {"n_tiles": 4, "n_lanes": 64, "word_elems": 64, "n_inflig
 """Words of two blocks, which two heads of 32 do not fill; prompts three tokens at a time."""
 MIXED: dict[str, Any] = {"n_tiles": 4, "n_lanes": 128, "broadcast_cycles": 0, "attn_block": 8}
 """A broadcast beat has blocks of queries and of keys."""
-ONE: dict[str, Any] = {"n_tiles": 1, "heads_parallel": 4, "n_inflight": 1, "collect_cycles": 0}
+ONE: dict[str, Any] = {"n_tiles": 1, "heads_parallel": 4, "n_inflight": 1, "collect_cycles": 1}
 
 
 def verified(kv: str, folder: Path, *, name: str = "tiny-int4", n: int = 9, **sizes: Any) -> None:
