@@ -14,7 +14,7 @@ from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS
 from romsim_rtl.half_words import SIGNIFICAND_BITS, WORD_FRAC, split_word
 from romsim_rtl.htile_softmax import P_BITS
-from romsim_rtl.primitives import add_tree, left_shift, round_shift, wire
+from romsim_rtl.primitives import add_tree, left_shift, shift_to_grid, wire
 
 __all__ = ["affine_term", "affine_value"]
 
@@ -97,10 +97,8 @@ def affine_term(
         ]
 
     term = Signal(signed(64), name=f"term{name}", reset_less=True)
-    is_left = shift2 >= _SCORE_SHIFT
-    shifted = left_shift(product, Mux(is_left, shift2 - _SCORE_SHIFT, shift2)[:SHIFT_BITS], 64)
     with m.If(valid[3]):
-        m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, _SCORE_SHIFT)))
+        m.d.sync += term.eq(shift_to_grid(product, shift2, _SCORE_SHIFT, 64))
     return term
 
 

@@ -15,7 +15,7 @@ from romsim_rtl.htile_affine import affine_term
 from romsim_rtl.htile_kivi import decode_kivi
 from romsim_rtl.htile_words import decode_half, words_term
 from romsim_rtl.memory import Sram, address_bits
-from romsim_rtl.primitives import add_tree, left_shift, popcount, round_shift, saturate32
+from romsim_rtl.primitives import add_tree, popcount, saturate32, shift_to_grid
 
 __all__ = ["SCORE_CYCLES", "TileScores"]
 
@@ -157,11 +157,8 @@ class TileScores(wiring.Component):
                 p.eq(dot),
                 exponent.eq(self.k_shifts[part] + self.q_shifts[lane][part]),
             ]
-        is_left = exponent >= score_shift
-        amount = Mux(is_left, exponent - score_shift, exponent)[: SHIFT_BITS + 1]
-        shifted = left_shift(p, amount, 64)
         with m.If(valid[2]):
-            m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, score_shift)))
+            m.d.sync += term.eq(shift_to_grid(p, exponent, score_shift, 64))
         return term
 
     def _affine_term(self, m: Module, valid: list[Any], read: Any, lane: int, block: int) -> Any:

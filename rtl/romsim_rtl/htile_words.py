@@ -15,7 +15,7 @@ from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import CODES_BITS, SHIFT_BITS
 from romsim_rtl.half_words import to_integer
 from romsim_rtl.htile_softmax import P_BITS
-from romsim_rtl.primitives import add_tree, lane_signals, left_shift, round_shift
+from romsim_rtl.primitives import add_tree, lane_signals, shift_to_grid
 
 __all__ = ["SEEN_BITS", "decode_half", "words_term", "words_value"]
 
@@ -91,10 +91,8 @@ def words_term(
             shift1.eq(shift0),
         ]
     term = Signal(signed(64), name=f"term{name}", reset_less=True)
-    is_left = shift1 >= _SCORE_SHIFT
-    shifted = left_shift(product, Mux(is_left, shift1 - _SCORE_SHIFT, shift1)[:SHIFT_BITS], 64)
     with m.If(valid[2]):
-        m.d.sync += term.eq(Mux(is_left, shifted, round_shift(shifted, _SCORE_SHIFT)))
+        m.d.sync += term.eq(shift_to_grid(product, shift1, _SCORE_SHIFT, 64))
     return term
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "round_shift",
     "round_shift_by",
     "saturate32",
+    "shift_to_grid",
     "wire",
 ]
 
@@ -53,6 +54,24 @@ def round_shift_by(value: Value, shift: Value) -> Value:
     odd = (value >> shift)[0] & (shift != 0)
     total = (value + below_half + odd)[:width].as_signed()
     return (total >> shift).as_signed()
+
+
+def shift_to_grid(value: Value, exponent: Value, frac: int, width: int) -> Value:
+    """``value · 2^(exponent - frac)``, rounded to nearest even where bits fall away.
+
+    Parameters
+    ----------
+    value
+        Signed; ``value · 2^max(exponent, frac)`` with the rounding half must fit ``width``.
+    exponent
+        Unsigned, at most 6 bits.
+    frac
+        At least 1 and less than ``width``.
+    """
+    is_left = exponent >= frac
+    amount = Mux(is_left, exponent - frac, exponent)[: len(exponent)]
+    shifted = left_shift(value, amount, width)
+    return Mux(is_left, shifted, round_shift(shifted, frac))
 
 
 def left_shift(value: Value, shift: Value, width: int) -> Value:

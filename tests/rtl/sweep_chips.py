@@ -32,6 +32,7 @@ __all__ = [
     "FIRST",
     "LEAST",
     "MODEL_AXES",
+    "SMALL_TERNARY",
     "SweepChip",
     "block_of",
     "build_size",
@@ -393,6 +394,32 @@ def simpler(chip: SweepChip) -> Iterator[SweepChip]:
             if one not in seen:
                 seen.add(one)
                 yield one
+
+
+SMALL_TERNARY = SweepChip(
+    n_tiles=2,
+    n_cells=1,
+    width="32/32",
+    word_elems=32,
+    heads_parallel=1,
+    attn_block=16,
+    n_inflight=2,
+    hop=1,
+    codes="ternary",
+    group=32,
+    wide="none",
+    family="bitnet",
+    heads="2/1",
+    head_dim=32,
+    dim=64,
+    hidden_dim=64,
+    vocab_size=33,
+    is_tied=True,
+    n_layers=1,
+    context=40,
+    rank=0,
+)
+"""A ternary chip that builds quickly, outside the draw."""
 
 
 def compile_chip(chip: SweepChip, folder: Path) -> Description:

@@ -20,37 +20,14 @@ from romsim_rtl.lside import TILE_MODULE
 from romsim_rtl.model_banks import bank_bits, bank_places, block_bits
 from romsim_rtl.toolchain import ToolError
 from tests.command_line import run_command
-from tests.rtl.sweep_chips import SweepChip, compile_chip
+from tests.rtl.sweep_chips import SMALL_TERNARY, compile_chip
 
-CHIP = SweepChip(
-    n_tiles=2,
-    n_cells=1,
-    width="32/32",
-    word_elems=32,
-    heads_parallel=1,
-    attn_block=16,
-    n_inflight=2,
-    hop=1,
-    codes="ternary",
-    group=32,
-    wide="none",
-    family="bitnet",
-    heads="2/1",
-    head_dim=32,
-    dim=64,
-    hidden_dim=64,
-    vocab_size=33,
-    is_tied=True,
-    n_layers=1,
-    context=40,
-    rank=0,
-)
 OPTIONS = LogicRomOptions(bank_words=256)
 
 
 @pytest.fixture(scope="module")
 def chip(tmp_path_factory: pytest.TempPathFactory) -> Description:
-    return compile_chip(CHIP, tmp_path_factory.mktemp("chip"))
+    return compile_chip(SMALL_TERNARY, tmp_path_factory.mktemp("chip"))
 
 
 @pytest.mark.slow

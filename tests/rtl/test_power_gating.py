@@ -15,31 +15,9 @@ from romsim_compiler.pipeline import CompileOptions, compile_model
 from romsim_compiler.target import Power
 from romsim_models.synthetic import synthetic_checkpoint
 from romsim_rtl.driver_build import BuildOptions
-from tests.rtl.sweep_chips import SweepChip
+from tests.rtl.sweep_chips import SMALL_TERNARY
 
-CHIP = SweepChip(
-    n_tiles=2,
-    n_cells=1,
-    width="32/32",
-    word_elems=32,
-    heads_parallel=1,
-    attn_block=8,
-    n_inflight=2,
-    hop=1,
-    codes="ternary",
-    group=32,
-    wide="none",
-    family="llama",
-    heads="2/1",
-    head_dim=32,
-    dim=64,
-    hidden_dim=64,
-    vocab_size=33,
-    is_tied=True,
-    n_layers=2,
-    context=12,
-    rank=0,
-)
+CHIP = replace(SMALL_TERNARY, attn_block=8, family="llama", n_layers=2, context=12)
 
 
 @pytest.mark.slow
