@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from romsim.cycle.kv_rows import PageCopy
     from romsim.cycle.trace import SramWrite
+    from romsim_rtl.die import Die
     from romsim_rtl.driver import ProgramResult
     from romsim_rtl.driver_trace import ProgramTrace
 
@@ -51,6 +52,8 @@ class SequenceComparison:
         Begin with random memories: nothing may change.
     page_order
         Order in which pages are taken.
+    die
+        What the chip is built for, if not for the description alone.
 
     Attributes
     ----------
@@ -72,6 +75,7 @@ class SequenceComparison:
         options: BuildOptions | None = None,
         sram_seed: int | None = None,
         page_order: Sequence[int] | None = None,
+        die: Die | None = None,
     ) -> None:
         self._description = description
         self._tally = Tally(description)
@@ -81,6 +85,7 @@ class SequenceComparison:
             self._chip = RtlRun(
                 description,
                 options=replace(options or BuildOptions(), trace=True),
+                die=die,
                 trace=file,
                 sram_seed=sram_seed,
                 page_order=page_order,
@@ -88,7 +93,7 @@ class SequenceComparison:
         except BaseException:
             self._folder.cleanup()
             raise
-        self._both = Comparison(description, self._chip, file, self._tally, None, page_order)
+        self._both = Comparison(description, self._chip, file, self._tally, die, page_order)
         self.pool = SequencePool(self._both.model)
         self._tables: dict[int, list[int]] = {}
         self._n_tokens = 0

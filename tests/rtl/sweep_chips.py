@@ -1,7 +1,7 @@
 """Chips and models of the sweep: axes, a draw that covers every value, and their compilation.
 
-A draw has a few builds, and on each several models that differ in what the Verilog does not depend
-on (`romsim_rtl.die`): layers, vocabulary, formats, adapters.
+A draw has four or eight builds, and on each several models that differ in what the Verilog does
+not depend on (`romsim_rtl.die`): layers, vocabulary, formats, adapters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ __all__ = [
     "DIES",
     "DIE_AXES",
     "FIRST",
+    "FIRST_DIES",
     "LEAST",
     "MODEL_AXES",
+    "N_SEQUENCES",
     "SMALL_TERNARY",
     "SweepChip",
+    "axes_of",
     "block_of",
     "build_size",
     "chip_number",
@@ -46,14 +49,11 @@ __all__ = [
     "simpler",
 ]
 
-FIRST = 25
-"""Chips of the first draw, which `make test` runs."""
+FIRST, FIRST_DIES = 25, 4
+"""Chips of the first draw, which `make test` runs, and builds that they share."""
 
-BLOCK = 100
-"""Chips of every other draw."""
-
-DIES = 4
-"""Builds of a draw: its chips are models that share them."""
+BLOCK, DIES = 50, 8
+"""Chips and builds of every other draw."""
 
 LEAST = 5
 """Times that every value of every axis stands in a draw."""
@@ -75,8 +75,8 @@ DIE_AXES: dict[str, tuple[Any, ...]] = {
     "dim": (64, 96, 128),
     "hidden_dim": (64, 192, 160),
     "context": (12, 21, 40),
-    "kv_codec": ("int8", "int4", "int2", "fp16"),
-    "kv_slots": ("all", "window", "sinks", "pages"),
+    "kv_codec": ("int8", "int4", "int2", "fp16", "kivi-2bit", "kivi-4bit", "kivi-k4v2"),
+    "kv_slots": ("all", "window", "sinks", "pages", "forks"),
 }
 """What the Verilog of a chip depends on."""
 
@@ -85,7 +85,10 @@ _KV_SLOTS = {
     "window": "window,window=7,codec={}",
     "sinks": "streaming-llm,sinks=3,window=9,codec={}",
     "pages": "{},layout=paged,block=4",
+    "forks": "{},layout=paged,block=4",
 }
+_KIVI_SLOTS = {"all": "{},residual=32", "sinks": "{},residual=32,plain_sinks=8"}
+N_SEQUENCES = 3  # of chips whose sequences fork
 
 MODEL_AXES: dict[str, tuple[Any, ...]] = {
     "codes": ("int4 on 4", "int2 on 2", "int4 on 2", "ternary"),
@@ -107,6 +110,19 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 """Of the builds of a draw: formats that models may have, and whether they may have adapters."""
 
 _SHARES = {True: (8, 7), False: (5, 5)}  # of 25 chips, to builds with adapters and without
+
+
+def axes_of(number: int) -> dict[str, tuple[Any, ...]]:
+    """Return the values that a draw covers.
+
+    The first has builds for four values of an axis. Each of the others has one kind of KIVI, whose
+    chips run longest.
+    """
+    if not number:
+        return {name: values[:FIRST_DIES] for name, values in AXES.items()}
+    plain = [codec for codec in AXES["kv_codec"] if not codec.startswith("kivi")]
+    kivi = [codec for codec in AXES["kv_codec"] if codec.startswith("kivi")]
+    return AXES | {"kv_codec": (*plain, kivi[number % len(kivi)])}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +165,16 @@ class SweepChip:
         return "MHA" if n_heads == n_kv else "MQA" if n_kv == 1 else "GQA"
 
     @property
+    def is_kivi(self) -> bool:
+        """Whether keys are coded by channel, behind a window of words."""
+        return self.kv_codec.startswith("kivi")
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether several sequences share pages."""
+        return self.kv_slots == "forks"
+
+    @property
     def lanes(self) -> tuple[bool, int]:
         """Whether lanes are ternary, and their bits."""
         is_ternary = self.codes == "ternary"
@@ -175,8 +201,13 @@ class SweepChip:
             broadcast_cycles=self.hop,
             collect_cycles=self.hop,
         )
-        kv = parse_kv(_KV_SLOTS[self.kv_slots].format(self.kv_codec))
-        return replace(target, vector=replace(target.vector, sram_kib=256), kv=kv)
+        slots = _KIVI_SLOTS if self.is_kivi else _KV_SLOTS
+        return replace(
+            target,
+            vector=replace(target.vector, sram_kib=256),
+            schedule=replace(target.schedule, n_slots=N_SEQUENCES if self.has_forks else 1),
+            kv=parse_kv(slots[self.kv_slots].format(self.kv_codec)),
+        )
 
     def spec(self) -> ModelSpec:
         """The model's shape."""
@@ -225,6 +256,9 @@ def _possible(chip: SweepChip) -> SweepChip:
         )
     if chip.kv_slots in ("window", "sinks"):  # a token would write where the one before it reads
         chip = replace(chip, n_inflight=1)
+    if chip.is_kivi:  # it has rows of its own, and codes nothing before the 33rd token
+        slots = chip.kv_slots if chip.kv_slots in _KIVI_SLOTS else "all"
+        chip = replace(chip, kv_slots=slots, context=40, n_layers=min(chip.n_layers, 2))
     return chip
 
 
@@ -242,14 +276,16 @@ def build_size(*, n_tiles: int, width: str, word_elems: int, heads: int, rank: i
     return 1 + 3 * (int(width.split("/")[1]) // 32) + tile * (n_tiles + 1.5)
 
 
-def _die_columns(draw: random.Random, n_swaps: int) -> dict[str, list[Any]]:
+def _die_columns(draw: random.Random, number: int) -> dict[str, list[Any]]:
     """Draw every axis of a draw's builds; what an axis has too few values for is drawn again.
 
     Values are swapped between builds where that makes both together smaller.
     """
     columns: dict[str, list[Any]] = {}
-    for name, values in (DIE_AXES | _KINDS).items():
-        column = [*values * (DIES // len(values)), *draw.sample(values, DIES % len(values))]
+    n_dies = DIES if number else FIRST_DIES
+    covered = axes_of(number)
+    for name, values in ({name: covered[name] for name in DIE_AXES} | _KINDS).items():
+        column = [*values * (n_dies // len(values)), *draw.sample(values, n_dies % len(values))]
         draw.shuffle(column)
         columns[name] = column
 
@@ -262,11 +298,11 @@ def _die_columns(draw: random.Random, n_swaps: int) -> dict[str, list[Any]]:
             rank=int(columns["has_adapters"][row]),
         )
 
-    for _ in range(n_swaps):
+    for _ in range(400 if number else 2000):
         column = columns[
             draw.choice(("n_tiles", "width", "word_elems", "heads_parallel", "has_adapters"))
         ]
-        one, two = draw.sample(range(DIES), 2)
+        one, two = draw.sample(range(n_dies), 2)
         before = size(one) + size(two)
         column[one], column[two] = column[two], column[one]
         if size(one) + size(two) > before:
@@ -292,9 +328,9 @@ def _model_column(name: str, count: int, draw: random.Random) -> list[Any]:
 def _draw(number: int, attempt: int) -> list[tuple[SweepChip, ...]]:
     draw = random.Random(f"romsim sweep {number} {attempt}")
     count = BLOCK if number else FIRST
-    columns = _die_columns(draw, 200 if number else 2000)
-    shares = {has: list(sizes) for has, sizes in _SHARES.items()}
-    sizes = [shares[has].pop() * count // FIRST for has in columns["has_adapters"]]
+    columns = _die_columns(draw, number)
+    shares = {has: list(sizes) * (count // FIRST) for has, sizes in _SHARES.items()}
+    sizes = [shares[has].pop() for has in columns["has_adapters"]]
     models = {name: _model_column(name, count, draw) for name in MODEL_AXES if name != "codes"}
     n_adapted = sum(size for size, has in zip(sizes, columns["has_adapters"], strict=True) if has)
     models["rank"] = _model_column("rank", n_adapted, draw)
@@ -324,7 +360,7 @@ def draw_block(number: int) -> tuple[tuple[SweepChip, ...], ...]:
     attempt = 0
     while True:
         dies = _draw(number, attempt)
-        if is_covered([chip for die in dies for chip in die]):
+        if is_covered([chip for die in dies for chip in die], axes_of(number)):
             return tuple(dies)
         attempt += 1
 
@@ -353,8 +389,8 @@ def coverage(chips: Sequence[SweepChip]) -> dict[str, Counter[Any]]:
     return {name: Counter(getattr(chip, name) for chip in chips) for name in AXES}
 
 
-def is_covered(chips: Sequence[SweepChip]) -> bool:
-    """Whether every value is there `LEAST` times, and half the chips have tiles and layers.
+def is_covered(chips: Sequence[SweepChip], axes: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether every value of axes is there `LEAST` times, and half the chips have tiles and layers.
 
     No two chips are the same one.
     """
@@ -363,7 +399,7 @@ def is_covered(chips: Sequence[SweepChip]) -> bool:
     counts = coverage(chips)
     several = sum(chip.n_tiles > 1 and chip.n_layers > 1 for chip in chips)
     return 2 * several >= len(chips) and all(
-        counts[name][value] >= LEAST for name, values in AXES.items() for value in values
+        counts[name][value] >= LEAST for name, values in axes.items() for value in values
     )
 
 
