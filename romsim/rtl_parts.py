@@ -174,16 +174,25 @@ def full_width_tile(description: Description, max_lanes: int) -> Target:
     return _with(description, n_tiles=1, n_cells=1, n_lanes=lanes, name="one-tile")
 
 
-def scaled_chip(description: Description) -> Target:
-    """Return a chip of the same template and word with two tiles of up to two cells."""
+def scaled_chip(description: Description, max_lanes: int) -> Target:
+    """Return a chip of the same template and word with two tiles of up to two cells.
+
+    The vector unit keeps its lanes, or has as many as a ROM word where they are too many to be
+    simulated.
+    """
     target = description.target
-    return _with(
-        description,
-        n_tiles=min(2, target.array.n_tiles),
-        n_cells=min(2, target.array.n_cells),
-        n_lanes=min(target.vector.n_lanes, max(32, target.array.word_codes)),
-        name="scaled",
+    narrow = min(target.vector.n_lanes, max(32, target.array.word_codes))
+    one, other = (
+        _with(
+            description,
+            n_tiles=min(2, target.array.n_tiles),
+            n_cells=min(2, target.array.n_cells),
+            n_lanes=n_lanes,
+            name="scaled",
+        )
+        for n_lanes in (target.vector.n_lanes, narrow)
     )
+    return one if sizes(one).lanes <= max_lanes else other
 
 
 def _with(

@@ -140,9 +140,10 @@ class RtlSide:
         if level != "layer":
             tile = full_width_tile(description, self._cost.max_lanes)
             smaller.append(("full-width tile", "unit", tile))
-            missing += _narrower(target, tile)
         if level != "unit":
-            smaller.append(("scaled target", level, scaled_chip(description)))
+            scaled = scaled_chip(description, self._cost.max_lanes)
+            smaller.append(("scaled target", level, scaled))
+        missing += _narrower(target, [chip for _, _, chip in smaller])
         for name, inner, chip in smaller:
             try:
                 parts += self._smaller(one, checkpoint, name, inner, chip, adapter, loras)
@@ -267,12 +268,12 @@ class _Pieces:
         return RtlPart(name=name, chip=sizes(chip.target).text, report=report, waves=final)
 
 
-def _narrower(target: Target, tile: Target) -> list[str]:
-    """Say what of a tile and of the vector unit the one-tile chip leaves out."""
+def _narrower(target: Target, chips: Sequence[Target]) -> list[str]:
+    """Say what of a tile and of the vector unit no smaller chip has."""
     missing = []
     for what, whole, part in (
-        ("cells of a tile", target.array.n_cells, tile.array.n_cells),
-        ("lanes of the vector unit", target.vector.n_lanes, tile.vector.n_lanes),
+        ("cells of a tile", target.array.n_cells, max(c.array.n_cells for c in chips)),
+        ("lanes of the vector unit", target.vector.n_lanes, max(c.vector.n_lanes for c in chips)),
     ):
         if part < whole:
             missing.append(f"{whole - part} of the {whole} {what}")

@@ -274,7 +274,7 @@ def test_large_chip_is_verified_by_parts_and_says_what_is_missing(
 ) -> None:
     target = sized_target("small", n_tiles=8, n_cells=4, n_lanes=64)
     large = compile_tiny("tiny-int4", tmp_path / "large", target=target)
-    arguments = ["verify", large.path, "--token-ids", "1,2", "--tokens", 1, "--max-lanes", 300]
+    arguments = ["verify", large.path, "--token-ids", "1,2", "--tokens", 1, "--max-lanes", 320]
     done = run_command(capsys, *arguments)
     assert done.code == 0
     names = ["full-width tile, instructions of layer 0 one by one", "scaled target, whole chip"]
@@ -282,23 +282,29 @@ def test_large_chip_is_verified_by_parts_and_says_what_is_missing(
     assert [part["name"] for part in values["rtl"]] == names
     assert [part["chip"] for part in values["rtl"]] == [
         "1 tiles of 4 cells of 32 lanes, 32 vector lanes",
-        "2 tiles of 2 cells of 32 lanes, 32 vector lanes",
+        "2 tiles of 2 cells of 32 lanes, 64 vector lanes",
     ]
-    assert values["not_covered"] == [
+    tiles = (
         "the 8 tiles of small side by side: where its rows and tokens stand, and the cycles that "
-        "follow from the number of tiles",
-        "32 of the 64 lanes of the vector unit",
-    ]
-    assert (values["whole"]["lanes"], values["whole"]["max_lanes"]) == (1024 + 512 + 64, 300)
+        "follow from the number of tiles"
+    )
+    assert values["not_covered"] == [tiles]
+    assert (values["whole"]["lanes"], values["whole"]["max_lanes"]) == (1024 + 512 + 64, 320)
     assert f"note: {values['whole']['sentence']}" in done.out.splitlines()
     tile, scaled = runs.asked[0][0], runs.asked[1][0]
     assert (tile.context, scaled.context) == (3, 3)
     # the same model, in no more ROM than it needs
     for small in (tile, scaled):
         assert small.placement["n_words"] == small.target.array.rom_rows
-    for level, count in (("unit", 1), ("layer", 1)):
-        report = romsim.verify(large, tokens=[1], n_new=1, level=level, max_lanes=300)
+    lanes, cells = "32 of the 64 lanes of the vector unit", "2 of the 4 cells of a tile"
+    for level, count, max_lanes, less in (
+        ("unit", 1, 300, [lanes]),
+        ("layer", 1, 320, [cells]),
+        ("layer", 1, 319, [cells, lanes]),
+    ):
+        report = romsim.verify(large, tokens=[1], n_new=1, level=level, max_lanes=max_lanes)
         assert len(report.rtl) == count
+        assert list(report.not_covered) == [tiles, *less]
 
 
 def test_a_tile_too_wide_keeps_some_of_its_cells(tmp_path: Path) -> None:
@@ -307,7 +313,7 @@ def test_a_tile_too_wide_keeps_some_of_its_cells(tmp_path: Path) -> None:
     tile = full_width_tile(wide, 300)
     assert (tile.array.n_tiles, tile.array.n_cells) == (1, 4)
     assert sizes(tile).lanes <= 300 < sizes(full_width_tile(wide, 1000)).lanes
-    assert (scaled_chip(wide).array.n_tiles, scaled_chip(wide).array.n_cells) == (2, 2)
+    assert (scaled_chip(wide, 300).array.n_tiles, scaled_chip(wide, 300).array.n_cells) == (2, 2)
 
 
 def test_cost_of_a_whole_chip_grows_with_its_lanes(tmp_path: Path) -> None:
