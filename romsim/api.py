@@ -43,6 +43,8 @@ def compile(
     quantize: Sequence[str] = (),
     weights: str | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    lora_path: str | None = None,
+    force_ternary_adapter: bool = False,
     kv: str | None = None,
     slots: int | None = None,
     fit: bool = False,
@@ -69,6 +71,11 @@ def compile(
         takes its floats as ternary already, and refuses others.
     adapters
         Name to PEFT folder of each resident LoRA adapter.
+    lora_path
+        Where adapters run: ``"int8"`` in the H-units, or ``"adders"``, as trits in the adder arrays
+        of a ternary chip; ``None`` for the target's own.
+    force_ternary_adapter
+        Whether adapters that are not ternary are made so where they have to be.
     kv
         KV cache: a preset's name, ``key=value`` pairs, or both (docs/kv.md); ``None`` for the
         target's own.
@@ -95,6 +102,9 @@ def compile(
 
     checkpoint = open_model(model)
     chip = target if isinstance(target, Target) else load_target(target)
+    if lora_path is not None:
+        chip = chip.with_lora_path(lora_path)
+        chip.check_lora_path()
     if kv is not None:
         chip = replace(chip, kv=parse_kv(kv))
     if slots is not None:
@@ -126,6 +136,7 @@ def compile(
         rules=parse_rules([*_meant_for(model, chip), *exact, *quantize]),
         weights=None if weights is None else parse_format(weights),
         adapters=tuple(loras.items()),
+        force_ternary_adapter=force_ternary_adapter,
         fitted=fit,
     )
     if fit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from romsim.design_point import DesignPoint
 from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
+from romsim_compiler.lora_adders import adder_split
 from romsim_compiler.program import Instruction
 from romsim_models.spec import ModelSpec
 
@@ -122,6 +123,8 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> d
     target, mine = point.target, ranks.get(stem, (0,))
     if not any(mine):
         return {"latency": target.latency.lora_off}
+    if target.lora.path == "adders":
+        return adder_split(point.spec, stem, mine, target)
     n_rows, n_cols = point.lora_shape(stem)
     elems, tiles, lanes = target.attention.word_elems, target.array.n_tiles, target.vector.n_lanes
     hop = target.network.broadcast_cycles + target.network.collect_cycles

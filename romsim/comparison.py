@@ -136,6 +136,7 @@ def make_reference(
         grids={n: g.grid for n, g in description.groups.items() if n != "embd"},
         loras=loras,
         device=device,
+        ternary_loras=description.target.lora.path == "adders",
         kv=reference_kv(description.target.kv),
         codebooks=reference_codebooks(description.kv_codebooks()),
     )

@@ -15,10 +15,11 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 
 from romsim.rates import prefill_chunks
-from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
+from romsim_compiler.durations import adapter_cycles, attention_cycles, fixed_cycles
 from romsim_compiler.formats import WeightFormat, check_format
 from romsim_compiler.groups import Group, build_groups
 from romsim_compiler.issue import rom_operand
+from romsim_compiler.lora_adders import lora_parts
 from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.memory_map import max_context
 from romsim_compiler.program import Instruction
@@ -192,14 +193,15 @@ class DesignPoint:
         with_head
             Whether the last token's logits are computed.
         """
-        return _blocks(self.spec, self.groups, self.layer_runs, n_tokens, with_head)
+        unit = self.target.lora_unit
+        return _blocks(self.spec, self.groups, self.layer_runs, n_tokens, with_head, unit)
 
     def duration(self, instruction: Instruction, ranks: dict[str, tuple[int, ...]]) -> int:
         """Return the duration of one instruction other than ``attn``."""
         if instruction.op == "lora":
             stem = instruction.operand.partition(".")[2]
-            n_rows, n_cols = self.lora_shape(stem)
-            return lora_cycles(n_rows, n_cols, ranks.get(stem, (0,)), target=self.target)
+            mine = ranks.get(stem, (0,))
+            return adapter_cycles(stem, mine, spec=self.spec, target=self.target)
         key = (instruction.op, instruction.operand)
         cycles = self._fixed.get(key)
         if cycles is None:
@@ -218,14 +220,8 @@ class DesignPoint:
 
     def lora_shape(self, stem: str) -> tuple[int, int]:
         """Return rows and columns of the matrices that an adapter's ``qkv``, ``o`` … extend."""
-        spec = self.spec
-        heads, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-        return {
-            "qkv": (heads + 2 * kv, spec.dim),
-            "o": (spec.dim, heads),
-            "gu": (2 * spec.hidden_dim, spec.dim),
-            "down": (spec.dim, spec.hidden_dim),
-        }[stem]
+        parts, n_cols = lora_parts(self.spec, stem)
+        return sum(parts), n_cols
 
     def decode_cycles(self, positions: Sequence[int], *, rank: int = 0) -> list[int]:
         """Return the cycles of a decoded token at each position (0 = the first).
@@ -343,6 +339,7 @@ def _blocks(
     layer_runs: tuple[tuple[int, int], ...],
     n_tokens: int,
     with_head: bool,
+    lora_unit: str,
 ) -> tuple[Block, ...]:
     outer = [g for g in groups if g.layer < 0]
     blocks: list[Block] = []
@@ -351,9 +348,11 @@ def _blocks(
         mine = [replace(g, layer=0) for g in groups if g.layer == first]
         one = replace(spec, n_layers=1)
         program = (
-            build_decode(one, [*mine, *outer])
+            build_decode(one, [*mine, *outer], lora_unit=lora_unit)
             if n_tokens == 1 and with_head
-            else build_prefill(one, [*mine, *outer], n_tokens, with_head=with_head)
+            else build_prefill(
+                one, [*mine, *outer], n_tokens, with_head=with_head, lora_unit=lora_unit
+            )
         )
         parts = [list(run) for _, run in groupby(program.instructions, key=lambda i: i.layer)]
         if not blocks:

@@ -7,6 +7,7 @@ from romsim.bounds import norm_length
 from romsim.design_point import DesignPoint
 from romsim_compiler.kv_cycles import rope_extra
 from romsim_compiler.kv_sram import MASS_BITS, element_bits, stored_bits
+from romsim_compiler.lora_adders import TRIT_BITS, adder_runs, lora_parts
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import MX_BLOCK
 
@@ -159,6 +160,8 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> E
     mine = ranks.get(stem, (0,))
     if not any(mine):
         return {}
+    if point.target.lora.path == "adders":
+        return _adder_lora(point, stem, mine)
     n_rows, n_cols = point.lora_shape(stem)
     total, widest = sum(mine), max(mine)
     macs = float(total * n_cols + n_rows * widest)
@@ -167,6 +170,28 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> E
         "sram_read_bits": macs * (8.25 if point.target.formats.lora == "mxint8" else 8.0),
         "collect_bits": 64.0 * (total + n_rows),
         "broadcast_bits": _coded(total, point.target.formats.activation),
+        "vector_ops": 4.0 * total + n_rows,
+        "sram_write_bits": 32.0 * n_rows,
+    }
+
+
+def _adder_lora(point: DesignPoint, stem: str, ranks: tuple[int, ...]) -> Events:
+    """Count the runs of the array as those of a matrix are, with words of SRAM for those of ROM."""
+    array, formats = point.target.array, point.target.formats
+    parts, n_cols = lora_parts(point.spec, stem)
+    runs = adder_runs(parts, n_cols, ranks, point.target)
+    words = float(sum(r.mapping.n_words for r in runs) * array.n_tiles * array.n_cells)
+    reads = sum(r.mapping.steps * r.mapping.wpc * r.mapping.ks for r in runs) * array.n_tiles
+    total, n_rows = sum(ranks), sum(parts)
+    coded = _coded(total, formats.activation)
+    return {
+        "weight_macs": words * array.word_codes,
+        "scale_products": words * array.n_scales if array.scale_bits else 0.0,
+        "sram_read_bits": words * array.word_codes * TRIT_BITS,
+        "buffer_read_bits": reads * _coded(array.word_codes, formats.activation),
+        "buffer_write_bits": coded * array.n_tiles,
+        "collect_bits": 64.0 * (total + n_rows),
+        "broadcast_bits": coded,
         "vector_ops": 4.0 * total + n_rows,
         "sram_write_bits": 32.0 * n_rows,
     }

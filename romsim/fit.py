@@ -69,16 +69,18 @@ def _sized(
         if not page_meets_tiles(template.kv, n_tiles):
             continue
         tile_tokens = -(-context // n_tiles)
-        # In words of this many tiles: a small adapter on many tiles leaves much of them empty.
-        lora_bytes = sum(lora_bits(spec, ranks, tiled) for ranks in adapters) // 8
         kv_bytes = kv_sram_bytes(spec, tiled, tile_tokens * n_tiles) / n_tiles
-        tile_bytes = kv_bytes + -(-lora_bytes // n_tiles)
-        attention = replace(template.attention, sram_kib=max(1, -(-int(tile_bytes + 1) // 1024)))
+        plain_bytes = _adapter_bytes(spec, tiled, adapters)
         for n_cells in _halvings(template.array.n_cells):
             for n_lanes in _halvings(template.vector.n_lanes, 32):
                 vector = replace(template.vector, n_lanes=n_lanes)
                 array = replace(template.array, n_tiles=n_tiles, n_cells=n_cells)
-                sized = replace(template, array=array, attention=attention, vector=vector)
+                sized = replace(template, array=array, vector=vector)
+                tile_bytes = kv_bytes + plain_bytes
+                if template.lora.path == "adders":  # words as wide as the cells of a tile
+                    tile_bytes = kv_bytes + _adapter_bytes(spec, sized, adapters)
+                sram_kib = max(1, -(-int(tile_bytes + 1) // 1024))
+                sized = replace(sized, attention=replace(template.attention, sram_kib=sram_kib))
                 sized = replace(
                     sized,
                     vector=replace(vector, sram_kib=-(-vector_bytes(spec, sized) // 1024)),
@@ -86,6 +88,15 @@ def _sized(
                 rows = sum(m.n_words for m in size_groups(groups, sized))
                 if rows <= _MOST_ROWS:
                     yield replace(sized, array=replace(array, rom_rows=rows))
+
+
+def _adapter_bytes(spec: ModelSpec, target: Target, adapters: Sequence[dict[str, int]]) -> int:
+    """Return bytes of adapters in each tile.
+
+    In words of the target's tiles: a small adapter on many tiles leaves much of them empty.
+    """
+    lora_bytes = sum(lora_bits(spec, ranks, target) for ranks in adapters) // 8
+    return -(-lora_bytes // target.array.n_tiles)
 
 
 def candidates(
@@ -120,14 +131,11 @@ def candidates(
     if rank:
         outside = ("token_embd.weight", "output.weight")
         adapters.append({name: rank for name in tensor_shapes(spec) if name not in outside})
-    decode = build_decode(spec, groups)
-    shapes = {g.name: (g.n_rows, g.n_cols) for g in groups}
+    decode = build_decode(spec, groups, lora_unit=template.lora_unit)
     result = []
     for sized in _sized(template, spec, groups, context, adapters):
         mappings = dict(zip((g.name for g in groups), size_groups(groups, sized), strict=True))
-        timing = TimingModel(
-            spec=spec, target=sized, mappings=mappings, decode=decode, shapes=_Shapes(shapes)
-        )
+        timing = TimingModel(spec=spec, target=sized, mappings=mappings, decode=decode)
         cycles = timing.decode_cycles([context // 2])[0]
         area = chip_area_mm2(sized)
         result.append(Candidate(target=sized, cycles=cycles, area_mm2=area))
@@ -141,13 +149,6 @@ def _context(options: CompileOptions, spec: ModelSpec) -> int:
     if options.context < 1:
         raise SpecError(f"Context must be at least 1 token, not {options.context}")
     return options.context
-
-
-class _Shapes(dict[str, tuple[int, int]]):
-    """Shapes of groups; without an adapter a ``lora`` takes the same time for any shape."""
-
-    def __missing__(self, name: str) -> tuple[int, int]:
-        return (0, 0)
 
 
 def fit_target(

@@ -14,25 +14,13 @@ __all__ = ["adapter_ranks", "decode_rates", "prefill_chunks", "prefill_cycles", 
 
 def timing_model(description: Description) -> TimingModel:
     """Return the timing of a description's programs."""
-    groups = description.groups
-    shapes: dict[str, tuple[int, int]] = {}
-    for group in groups.values():
-        operators = {m[1] for m in group.members}
-        for name, members in _FUSED.items():
-            if operators & members and group.layer >= 0:
-                key = f"L{group.layer}.{name}"
-                rows = shapes.get(key, (0, 0))[0] + group.mapping.n_rows
-                shapes[key] = (rows, group.mapping.n_cols)
+    mappings = {name: group.mapping for name, group in description.groups.items()}
     return TimingModel(
         spec=description.spec,
         target=description.target,
-        mappings={name: g.mapping for name, g in groups.items()},
+        mappings=mappings,
         decode=description.decode,
-        shapes=shapes,
     )
-
-
-_FUSED = {"qkv": {"q", "k", "v"}, "o": {"o"}, "gu": {"gate", "up"}, "down": {"down"}}
 
 
 def adapter_ranks(description: Description, adapter: str | None) -> Ranks:

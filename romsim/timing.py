@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
+from romsim_compiler.durations import adapter_cycles, attention_cycles, fixed_cycles
 from romsim_compiler.issue import is_woken, issue_times, rom_operand
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction, Program
@@ -47,8 +47,6 @@ class TimingModel:
         Mapping of each matrix group by name.
     decode
         The program of one token.
-    shapes
-        Rows and columns of each group that an adapter may extend, by name.
     """
 
     def __init__(
@@ -58,13 +56,11 @@ class TimingModel:
         target: Target,
         mappings: dict[str, Mapping],
         decode: Program,
-        shapes: dict[str, tuple[int, int]],
     ) -> None:
         self.spec = spec
         self.target = target
         self._mappings = mappings
         self._decode = decode
-        self._shapes = shapes
 
     def durations(self, program: Program, position: int, ranks: Ranks | None = None) -> list[int]:
         """Return each instruction's duration, the program's first token at ``position``."""
@@ -84,9 +80,9 @@ class TimingModel:
 
     def _fixed(self, instruction: Instruction, ranks: Ranks) -> int:
         if instruction.op == "lora":
-            n_rows, n_cols = self._shapes[instruction.operand]
+            stem = instruction.operand.partition(".")[2]
             mine = ranks.get(instruction.operand, (0,))
-            return lora_cycles(n_rows, n_cols, mine, target=self.target)
+            return adapter_cycles(stem, mine, spec=self.spec, target=self.target)
         return fixed_cycles(
             instruction,
             spec=self.spec,

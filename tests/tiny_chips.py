@@ -80,9 +80,13 @@ def write_adapter(
     layers: Sequence[int] | None = None,
     seed: int = 0,
     size: float = 1.0,
+    is_ternary: bool = False,
     **config: Any,
 ) -> Path:
-    """A PEFT folder with random factors, large enough to change what is said."""
+    """A PEFT folder with random factors, large enough to change what is said.
+
+    Ternary ones are -s, 0 or s, with an ``s`` for each factor.
+    """
     rng = np.random.default_rng(seed)
     heads, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     shapes = {
@@ -101,6 +105,8 @@ def write_adapter(
             stem = f"base_model.model.model.layers.{layer}.{MODULES[part]}"
             a = rng.standard_normal((rank, n_cols)) / np.sqrt(n_cols)
             b = rng.standard_normal((n_rows, rank)) * size / np.sqrt(rank)
+            if is_ternary:
+                a, b = (np.clip(np.rint(m / m.std()), -1, 1) * m.std() for m in (a, b))
             tensors[f"{stem}.lora_A.weight"] = a.astype(np.float32)
             tensors[f"{stem}.lora_B.weight"] = b.astype(np.float32)
     folder.mkdir(parents=True)

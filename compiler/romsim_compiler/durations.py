@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from romsim_compiler.kv_cycles import block_extra, encode_extra, rope_extra, step_extra
+from romsim_compiler.lora_adders import adder_lora_cycles, lora_parts
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
 __all__ = [
+    "adapter_cycles",
     "attention_cycles",
     "block_cycles",
     "fixed_cycles",
@@ -175,8 +177,22 @@ def _kv_attention(positions: Any, *, spec: ModelSpec, target: Target) -> list[in
     return result
 
 
+def adapter_cycles(stem: str, ranks: tuple[int, ...], *, spec: ModelSpec, target: Target) -> int:
+    """Return the duration of ``lora`` for a layer's ``qkv``, ``o`` …, on the target's path.
+
+    Parameters
+    ----------
+    ranks
+        Padded rank of each projection of the group; all 0 without an adapter.
+    """
+    if target.lora.path == "adders":
+        return adder_lora_cycles(spec, stem, ranks, target)
+    parts, n_cols = lora_parts(spec, stem)
+    return lora_cycles(sum(parts), n_cols, ranks, target=target)
+
+
 def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Target) -> int:
-    """Return the duration of ``lora`` for a group of [n_rows, n_cols].
+    """Return the duration of ``lora`` in the H-units for a group of [n_rows, n_cols].
 
     Parameters
     ----------

@@ -34,7 +34,8 @@ class Operator:
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, lora_unit: str) -> None:
+        self.lora_unit = lora_unit
         self.graph: nx.DiGraph[int] = nx.DiGraph()
 
     def add(self, operator: Operator, *inputs: tuple[int, str]) -> int:
@@ -51,7 +52,8 @@ class _Builder:
             self.add(Operator(op="matvec", unit="L", layer=layer, operand=g.name), (source, "in"))
             for g in mine
         ]
-        adapter = Operator(op="lora", unit="H", layer=layer, operand=f"L{layer}.{name}")
+        operand = f"L{layer}.{name}"
+        adapter = Operator(op="lora", unit=self.lora_unit, layer=layer, operand=operand)
         return [*nodes, self.add(adapter, (source, "in"))]
 
     def results(self, nodes: list[int]) -> list[tuple[int, str]]:
@@ -59,15 +61,19 @@ class _Builder:
         return [*((n, "y") for n in nodes[:-1]), (nodes[-1], "d")]
 
 
-def build_graph(spec: ModelSpec, groups: Sequence[Group]) -> nx.DiGraph[int]:
+def build_graph(
+    spec: ModelSpec, groups: Sequence[Group], *, lora_unit: str = "H"
+) -> nx.DiGraph[int]:
     """Return the graph of one token, nodes with an ``operator``, edges with a ``value``.
 
     Parameters
     ----------
     groups
         All matrix groups that the chip holds, in program order.
+    lora_unit
+        Unit that executes ``lora``.
     """
-    build = _Builder()
+    build = _Builder(lora_unit)
     by_layer: dict[int, list[Group]] = {}
     for group in groups:
         by_layer.setdefault(group.layer, []).append(group)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from romsim_compiler.encoded import RomTensor, RowSource, row_blocks
 from romsim_compiler.target import MX_BLOCK
 
-__all__ = ["GridResult", "choose_grid"]
+__all__ = ["PRE_SHIFT_BITS", "GridResult", "choose_grid", "round_half_even"]
 
 ACCUMULATOR_BITS = 63
 PRE_SHIFT_BITS = 38  # so that the product with a 24-bit multiplier fits 62 bits and a sign
@@ -69,7 +69,7 @@ def choose_grid(tensors: Sequence[RowSource], in_abs_max: int = 2**31) -> GridRe
     if not tensors[0].fmt.group:
         bound = in_abs_max * widest
         pre_shift = 0
-        while _round_half_even(bound, pre_shift) >= 1 << PRE_SHIFT_BITS:
+        while round_half_even(bound, pre_shift) >= 1 << PRE_SHIFT_BITS:
             pre_shift += 1
         return GridResult(
             grid=0, max_abs_bits=bound.bit_length(), n_rounded_terms=0, pre_shift=pre_shift
@@ -88,7 +88,8 @@ def choose_grid(tensors: Sequence[RowSource], in_abs_max: int = 2**31) -> GridRe
     )
 
 
-def _round_half_even(value: int, shift: int) -> int:
+def round_half_even(value: int, shift: int) -> int:
+    """Return ``RNE(value, shift)`` of an integer without a width."""
     quotient, rest = divmod(value, 1 << shift)
     double = rest << 1
     return quotient + (double > 1 << shift or (double == 1 << shift and quotient & 1))

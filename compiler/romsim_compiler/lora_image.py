@@ -1,4 +1,4 @@
-"""LoRA adapters in MXINT8: quantised, measured, saved (docs/numerics.md, section 6)."""
+"""LoRA adapters as the chip has them: quantised, measured, saved (docs/numerics.md, section 6)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from romsim_compiler.lora_blocks import (
     product_squares,
     quantize_blocks,
     relative_error,
+)
+from romsim_compiler.lora_ternary import (
+    TernaryProjection,
+    ternary_from_json,
+    ternary_projections,
+    ternary_to_json,
 )
 from romsim_compiler.lora_words import check_lora_capacity, lora_bits
 from romsim_compiler.target import MX_BLOCK, Target
@@ -107,7 +113,9 @@ class LoraImage:
     ranks
         Padded rank of each of the group's matrices, 0 for one without an adapter.
     projections
-        Matrices with an adapter, in order of their rows.
+        Matrices with an adapter in MXINT8, in order of their rows.
+    ternary
+        Those with one in the adder arrays instead.
     """
 
     name: str
@@ -115,7 +123,13 @@ class LoraImage:
     n_rows: int
     n_cols: int
     ranks: tuple[int, ...]
-    projections: tuple[LoraProjection, ...]
+    projections: tuple[LoraProjection, ...] = ()
+    ternary: tuple[TernaryProjection, ...] = ()
+
+    @property
+    def adapted(self) -> tuple[LoraProjection | TernaryProjection, ...]:
+        """Matrices with an adapter, on whichever path."""
+        return (*self.projections, *self.ternary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,9 +151,9 @@ class LoraAdapterImage:
     error: float
 
     @property
-    def projections(self) -> tuple[LoraProjection, ...]:
+    def projections(self) -> tuple[LoraProjection | TernaryProjection, ...]:
         """All matrices with an adapter, in model order."""
-        return tuple(p for image in self.groups.values() for p in image.projections)
+        return tuple(p for image in self.groups.values() for p in image.adapted)
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -158,7 +172,15 @@ class LoraAdapterImage:
     def summary(self) -> dict[str, Any]:
         """Return ranks, sizes and errors as JSON-ready values."""
         projections = self.projections
+        ternary = [p for image in self.groups.values() for p in image.ternary]
+        factors: dict[str, Any] = {}
+        if ternary:
+            factors = {
+                "forced": [p.tensor for p in ternary if p.is_forced],
+                "factor_errors": {p.tensor: [p.a.error, p.b.error] for p in ternary},
+            }
         return {
+            **factors,
             "n_matrices": len(projections),
             "ranks": {p.tensor: p.rank for p in projections},
             "max_rank": max(p.rank for p in projections),
@@ -169,9 +191,14 @@ class LoraAdapterImage:
 
 
 def build_lora(
-    name: str, adapter: LoraAdapter, *, spec: ModelSpec, target: Target
+    name: str,
+    adapter: LoraAdapter,
+    *,
+    spec: ModelSpec,
+    target: Target,
+    is_forced: bool = False,
 ) -> LoraAdapterImage:
-    """Quantise an adapter.
+    """Quantise an adapter, in the number format of the path that it takes on the target.
 
     Parameters
     ----------
@@ -181,13 +208,15 @@ def build_lora(
         Float factors of each matrix.
     spec, target
         Model that it belongs to, and chip whose SRAM it has to fit.
+    is_forced
+        Whether an adapter that is not ternary is made so where the adder arrays run it.
 
     Raises
     ------
     SpecError
         If the adapter belongs to another model, or applies to nothing.
     FormatError
-        If a factor is out of MXINT8's range.
+        If a factor is out of MXINT8's range, or is not ternary where it has to be.
     CapacityError
         If the adapter alone does not fit the tiles' SRAM.
     """
@@ -199,22 +228,43 @@ def build_lora(
     for layer in range(spec.n_layers):
         # Any grouped format: adapters follow the fused groups whatever the base's formats.
         for group in layer_groups(spec, layer, lambda _: SHIPPED_FORMATS["q8_0"]):
-            image = _build_group(group, adapter.targets, squares)
-            if image.projections:
+            if target.lora.path == "adders":
+                made = ternary_projections(group, adapter.targets, squares, is_forced=is_forced)
+                image = _image(group, ternary=made)
+            else:
+                image = _image(group, projections=_quantised(group, adapter.targets, squares))
+            if image.adapted:
                 images[group.name] = image
     result = LoraAdapterImage(name=name, groups=images, error=relative_error(squares))
     check_lora_capacity(name, result.ranks, spec, target)
     return result
 
 
-def _build_group(
-    group: Group, targets: Mapping[str, LoraTarget], squares: list[tuple[float, float]]
+def _image(
+    group: Group,
+    *,
+    projections: tuple[LoraProjection, ...] = (),
+    ternary: tuple[TernaryProjection, ...] = (),
 ) -> LoraImage:
+    made: tuple[LoraProjection | TernaryProjection, ...] = (*projections, *ternary)
+    ranks = {p.tensor: p.padded_rank for p in made}
+    return LoraImage(
+        name=group.name,
+        layer=group.layer,
+        n_rows=group.n_rows,
+        n_cols=group.n_cols,
+        ranks=tuple(ranks.get(member.tensor, 0) for member in group.members),
+        projections=projections,
+        ternary=ternary,
+    )
+
+
+def _quantised(
+    group: Group, targets: Mapping[str, LoraTarget], squares: list[tuple[float, float]]
+) -> tuple[LoraProjection, ...]:
     projections = []
-    ranks = []
     for member in group.members:
         target = targets.get(member.tensor)
-        ranks.append(0)
         if target is None:
             continue
         a, b = _padded_factors(target)
@@ -226,7 +276,6 @@ def _build_group(
                 a, b, block_values(a_codes, a_exps, MX_BLOCK), block_values(b_codes, b_exps, block)
             )
         )
-        ranks[-1] = int(a_codes.shape[0])
         projections.append(
             LoraProjection(
                 tensor=member.tensor,
@@ -243,14 +292,7 @@ def _build_group(
                 error=relative_error(squares[-1:]),
             )
         )
-    return LoraImage(
-        name=group.name,
-        layer=group.layer,
-        n_rows=group.n_rows,
-        n_cols=group.n_cols,
-        ranks=tuple(ranks),
-        projections=tuple(projections),
-    )
+    return tuple(projections)
 
 
 def _padded_factors(target: LoraTarget) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -271,6 +313,14 @@ def save_lora(lora: LoraAdapterImage, folder: Path) -> None:
     at = 0
     groups = []
     with (folder / _CODES).open("wb") as file:
+
+        def put(array: NDArray[np.int8]) -> dict[str, Any]:
+            nonlocal at
+            where = {"first": at, "shape": list(array.shape)}
+            file.write(array.tobytes())
+            at += array.size
+            return where
+
         for image in lora.groups.values():
             entry: dict[str, Any] = {
                 "name": image.name,
@@ -280,13 +330,9 @@ def save_lora(lora: LoraAdapterImage, folder: Path) -> None:
                 "ranks": list(image.ranks),
                 "projections": [],
             }
+            if image.ternary:
+                entry["ternary"] = [ternary_to_json(each, put) for each in image.ternary]
             for p in image.projections:
-                arrays = {}
-                for field in _ARRAYS:
-                    array: NDArray[np.int8] = getattr(p, field)
-                    arrays[field] = {"first": at, "shape": list(array.shape)}
-                    file.write(array.tobytes())
-                    at += array.size
                 entry["projections"].append(
                     {
                         "tensor": p.tensor,
@@ -297,7 +343,7 @@ def save_lora(lora: LoraAdapterImage, folder: Path) -> None:
                         "grid_a": p.grid_a,
                         "grid_b": p.grid_b,
                         "error": p.error,
-                        "arrays": arrays,
+                        "arrays": {field: put(getattr(p, field)) for field in _ARRAYS},
                     }
                 )
             groups.append(entry)
@@ -326,15 +372,18 @@ def load_lora(folder: Path) -> LoraAdapterImage:
         raise DescriptionError(
             f"{folder / _CODES} must have {index['n_bytes']} bytes, not {data.size}; compile again"
         )
+
+    def get(where: dict[str, Any]) -> NDArray[np.int8]:
+        part: NDArray[np.int8] = data[where["first"] :][: math.prod(where["shape"])]
+        return part.reshape(where["shape"])
+
     groups = {}
     for entry in index["groups"]:
         projections = []
         for values in entry.pop("projections"):
-            arrays: dict[str, Any] = {
-                field: data[where["first"] :][: math.prod(where["shape"])].reshape(where["shape"])
-                for field, where in values.pop("arrays").items()
-            }
+            arrays: dict[str, Any] = {f: get(where) for f, where in values.pop("arrays").items()}
             projections.append(LoraProjection(**values, **arrays))
+        ternary = tuple(ternary_from_json(values, get) for values in entry.pop("ternary", ()))
         entry["ranks"] = tuple(entry["ranks"])
-        groups[entry["name"]] = LoraImage(**entry, projections=tuple(projections))
+        groups[entry["name"]] = LoraImage(**entry, projections=tuple(projections), ternary=ternary)
     return LoraAdapterImage(name=index["name"], groups=groups, error=index["error"])

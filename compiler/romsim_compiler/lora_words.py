@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from romsim_compiler.formats import SHIPPED_FORMATS
 from romsim_compiler.groups import layer_groups
+from romsim_compiler.lora_adders import adder_lora_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import CapacityError
 from romsim_models.spec import ModelSpec
@@ -207,6 +208,8 @@ def lora_bits(spec: ModelSpec, ranks: Mapping[str, int], target: Target) -> int:
     ranks
         Rank of each matrix by canonical name; it is padded here to whole blocks.
     """
+    if target.lora.path == "adders":
+        return adder_lora_bits(spec, {n: _pad_rank(r) for n, r in ranks.items()}, target)
     tile_bytes = 0
     for layer in range(spec.n_layers):
         for group in layer_groups(spec, layer, lambda _: SHIPPED_FORMATS["q8_0"]):
@@ -245,7 +248,7 @@ def check_lora_capacity(
     CapacityError
         With the needed and the available bytes of a tile.
     """
-    needed = lora_bits(spec, ranks, target) // 8 // target.array.n_tiles
+    needed = -(-lora_bits(spec, ranks, target) // (8 * target.array.n_tiles))
     available = target.attention.sram_kib * 1024 - used_bytes
     if needed > available:
         raise CapacityError(

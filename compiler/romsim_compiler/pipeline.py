@@ -51,6 +51,7 @@ class CompileOptions:
     rules: tuple[Rule, ...] = ()
     weights: WeightFormat | None = None  # of a shape without weights
     adapters: tuple[tuple[str, LoraAdapter], ...] = ()
+    force_ternary_adapter: bool = False  # make adapters of the adder arrays ternary
     fitted: bool = False  # the target was sized for the model
     codebooks: KvCodebooks | None = None  # of the KV codec commvq
 
@@ -76,6 +77,7 @@ def check_model(spec: ModelSpec, target: Target) -> None:
                 f"{target.name!r}, not {length}: activations are quantised in blocks of 32"
             )
     check_kv(spec, target)
+    target.check_lora_path()
     if (max(spec.dim, spec.hidden_dim) > 16384 and spec.has_sub_norms) or spec.dim > 16384:
         raise SpecError(
             f"Normalised vectors of model {spec.name!r} must have at most 16384 elements, not "
@@ -184,8 +186,15 @@ def compile_model(
     check_placement(placement, target)
     report("adapters", 0.0)
     check_adapter_names([name for name, _ in options.adapters])
+    if options.force_ternary_adapter and (target.lora.path != "adders" or not options.adapters):
+        raise SpecError(
+            f"--force-ternary-adapter must be used with an adapter on lora.path 'adders', not with "
+            f"{len(options.adapters)} on {target.lora.path!r}; add --lora-path adders and --lora"
+        )
     loras = {
-        name: build_lora(name, adapter, spec=spec, target=target)
+        name: build_lora(
+            name, adapter, spec=spec, target=target, is_forced=options.force_ternary_adapter
+        )
         for name, adapter in options.adapters
     }
     lora_bytes = sum(-(-lora.sram_bits(spec, target) // 8) for lora in loras.values())
@@ -200,7 +209,8 @@ def compile_model(
         placed = burnt.groups if burnt else _unburnt(placement)
         folder.text("target.toml", write_target(target))
         folder.json("placement.json", _placement_json(placement, placed, burnt, spec))
-        folder.json("program.json", build_decode(spec, groups).to_json())
+        decode = build_decode(spec, groups, lora_unit=target.lora_unit)
+        folder.json("program.json", decode.to_json())
         folder.json("prefill.json", _prefills(spec, groups, target))
         folder.json("tables.json", {k: [int(x) for x in v] for k, v in tables().items()})
         if options.codebooks is not None:
@@ -281,7 +291,10 @@ def _prefills(spec: ModelSpec, groups: Sequence[Group], target: Target) -> dict[
             if n_tokens == 1 and head:
                 continue  # that is the decode program
             key = f"{n_tokens}" + ("_head" if head else "")
-            programs[key] = build_prefill(spec, groups, n_tokens, with_head=head).to_json()
+            program = build_prefill(
+                spec, groups, n_tokens, with_head=head, lora_unit=target.lora_unit
+            )
+            programs[key] = program.to_json()
     return programs
 
 

@@ -13,13 +13,18 @@ from romsim_models.spec import ModelSpec
 __all__ = ["build_decode", "build_prefill"]
 
 
-def build_decode(spec: ModelSpec, groups: Sequence[Group]) -> Program:
-    """Return the program of one decoded token."""
-    return _build(spec, groups, 1, "decode", with_head=True)
+def build_decode(spec: ModelSpec, groups: Sequence[Group], *, lora_unit: str = "H") -> Program:
+    """Return the program of one decoded token, adapters executed by ``lora_unit``."""
+    return _build(spec, groups, 1, "decode", with_head=True, lora_unit=lora_unit)
 
 
 def build_prefill(
-    spec: ModelSpec, groups: Sequence[Group], n_tokens: int, *, with_head: bool
+    spec: ModelSpec,
+    groups: Sequence[Group],
+    n_tokens: int,
+    *,
+    with_head: bool,
+    lora_unit: str = "H",
 ) -> Program:
     """Return the program of ``n_tokens`` interleaved prompt tokens.
 
@@ -27,14 +32,22 @@ def build_prefill(
     ----------
     with_head
         Whether the last token's logits are computed: only for the prompt's last tokens.
+    lora_unit
+        Unit that executes adapters.
     """
-    return _build(spec, groups, n_tokens, "prefill", with_head=with_head)
+    return _build(spec, groups, n_tokens, "prefill", with_head=with_head, lora_unit=lora_unit)
 
 
 def _build(
-    spec: ModelSpec, groups: Sequence[Group], n_tokens: int, kind: str, *, with_head: bool
+    spec: ModelSpec,
+    groups: Sequence[Group],
+    n_tokens: int,
+    kind: str,
+    *,
+    with_head: bool,
+    lora_unit: str,
 ) -> Program:
-    graph = build_graph(spec, groups)
+    graph = build_graph(spec, groups, lora_unit=lora_unit)
     check_graph(graph)
     made: list[Instruction] = []
     stages = operators_in_order(graph)

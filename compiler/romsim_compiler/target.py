@@ -6,10 +6,11 @@ files that users write are validated by :mod:`romsim_compiler.target_file`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from romsim_compiler.kv import DEFAULT_KV, KvConfig, make_kv
+from romsim_models.errors import SpecError
 
 __all__ = [
     "TEMPLATE_LATENCY",
@@ -18,6 +19,7 @@ __all__ = [
     "Embedding",
     "Formats",
     "Latency",
+    "Lora",
     "Network",
     "Power",
     "Schedule",
@@ -119,6 +121,13 @@ class Power:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Where adapters run: ``int8`` in the H-units, or ``adders``, as trits in unit L."""
+
+    path: str = "int8"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How many tokens and sequences the sequencer holds."""
 
@@ -174,15 +183,57 @@ class Target:
     schedule: Schedule
     embedding: Embedding
     power: Power = field(default=Power())
+    lora: Lora = field(default=Lora())
     kv: KvConfig = field(default=DEFAULT_KV)
     latency: Latency = field(default=TEMPLATE_LATENCY)
 
+    @property
+    def lora_unit(self) -> str:
+        """Unit that executes ``lora``: H, or L where adapters run in the adder arrays."""
+        return "L" if self.lora.path == "adders" else "H"
+
+    @property
+    def lora_format(self) -> str:
+        """Number format of adapters that the path has exact arithmetic for."""
+        return "ternary" if self.lora.path == "adders" else "mxint8"
+
+    def with_lora_path(self, path: str) -> Target:
+        """Return the target with adapters on another path, in its number format."""
+        moved = replace(self, lora=Lora(path=path))
+        return replace(moved, formats=replace(self.formats, lora=moved.lora_format))
+
+    def check_lora_path(self) -> None:
+        """Refuse ternary adapters in unit L where its lanes or the format are not ternary.
+
+        Raises
+        ------
+        SpecError
+            With the key that does not go with the path.
+        """
+        if self.lora.path not in ("int8", "adders"):
+            raise SpecError(f"lora.path must be 'int8' or 'adders', not {self.lora.path!r}")
+        if self.lora.path == "int8":
+            return
+        if self.array.encoding != "ternary":
+            raise SpecError(
+                f"array.encoding of target {self.name!r} must be 'ternary' with lora.path "
+                f"'adders', not {self.array.encoding!r}; use a target such as 'small-ternary', or "
+                f"lora.path 'int8'"
+            )
+        if self.formats.lora != "ternary":
+            raise SpecError(
+                f"formats.lora of target {self.name!r} must be 'ternary' with lora.path 'adders', "
+                f"not {self.formats.lora!r}; change one of them"
+            )
+
     def to_json(self) -> dict[str, Any]:
-        """Return the target as JSON-ready values; ``kv`` and ``power`` where they are not plain."""
+        """Return JSON-ready values; ``kv``, ``power`` and ``lora`` where they are not plain."""
         values = asdict(self)
         del values["kv"]
         if self.power == Power():
             del values["power"]
+        if self.lora == Lora():
+            del values["lora"]
         return values if self.kv.is_default else {**values, "kv": self.kv.to_json()}
 
     @classmethod
@@ -195,6 +246,7 @@ class Target:
             "formats": Formats,
             "network": Network,
             "power": Power,
+            "lora": Lora,
             "schedule": Schedule,
             "embedding": Embedding,
             "latency": Latency,

@@ -63,6 +63,10 @@ class _Power(_Section):
     wake_cycles: int = Field(default=0, ge=0, le=1 << 20)
 
 
+class _Lora(_Section):
+    path: Literal["int8", "adders"] = "int8"
+
+
 class _Schedule(_Section):
     n_inflight: int = Field(ge=1, le=64)
     n_slots: int = Field(default=1, ge=1, le=256)
@@ -104,6 +108,7 @@ class _TargetFile(_Section):
     schedule: _Schedule
     embedding: _Embedding
     power: _Power = _Power()
+    lora: _Lora = _Lora()
     kv: _Kv = _Kv()
 
 
@@ -241,8 +246,12 @@ def _check(target: Target, file: str) -> None:
         raise SpecError(
             f"{file}: attention.attn_block must be a power of two, not {attention.attn_block}"
         )
+    try:
+        target.check_lora_path()
+    except SpecError as error:
+        raise SpecError(f"{file}: {error}") from None
     formats = (target.formats.activation, target.formats.kv, target.formats.lora)
-    if target.executable and any(f != "mxint8" for f in formats):
+    if target.executable and formats != ("mxint8", "mxint8", target.lora_format):
         raise SpecError(
             f"{file}: executable must be false with formats {', '.join(formats)}: only mxint8 has "
             f"exact arithmetic on this chip; set formats to 'mxint8' or executable = false"

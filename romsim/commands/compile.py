@@ -33,6 +33,17 @@ __all__ = ["command", "lines", "summary"]
     "--lora", "loras", multiple=True, metavar="[NAME=]FOLDER", help="Resident adapter; repeatable."
 )
 @click.option(
+    "--lora-path",
+    type=click.Choice(["int8", "adders"]),
+    help="Where adapters run: int8 in the H-units, or as trits in a ternary chip's adder arrays "
+    "[default: the target's].",
+)
+@click.option(
+    "--force-ternary-adapter",
+    is_flag=True,
+    help="On path adders, make adapters ternary that are not; what it costs is printed.",
+)
+@click.option(
     "--kv",
     metavar="PRESET|KEY=VALUE,...",
     help="KV cache: a preset (int8, vllm, int4, kivi-2bit, kivi-4bit, kivi-k4v2, streaming-llm, "
@@ -56,6 +67,8 @@ def command(
     rules: tuple[str, ...],
     weights: str | None,
     loras: tuple[str, ...],
+    lora_path: str | None,
+    force_ternary_adapter: bool,
     kv: str | None,
     slots: int | None,
     fit: bool,
@@ -76,6 +89,8 @@ def command(
         quantize=rules,
         weights=weights,
         adapters=adapter_folders(loras),
+        lora_path=lora_path,
+        force_ternary_adapter=force_ternary_adapter,
         kv=kv,
         slots=slots,
         fit=fit,
@@ -206,6 +221,15 @@ def lines(description: Any, out: str) -> list[str]:
             f"{lora['sram_bytes'] / 1e6:.3f} MB of SRAM, relative error against the float adapter "
             f"{100 * lora['error']:.3f} %"
         )
+        if lora.get("forced"):
+            errors = lora["factor_errors"]
+            worst = max(lora["forced"], key=lambda tensor: lora["errors"][tensor])
+            a, b = errors[worst]
+            result.append(
+                f"  forced    {name}: {len(lora['forced'])} of {lora['n_matrices']} matrices made "
+                f"ternary; worst {worst}: relative errors of A {100 * a:.1f} %, of B "
+                f"{100 * b:.1f} %, of B·A {100 * lora['errors'][worst]:.1f} %"
+            )
     if not description.has_images:
         result.append("  no weights: only --engine timing and area can be had")
     return [*result, f"  written   {out}"]

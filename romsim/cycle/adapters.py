@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from romsim.cycle.kernels_lora import adapter_matvec
+from romsim.cycle.kernels_lora import adapter_matvec, ternary_matvec
 from romsim.cycle.kernels_vector import quantise_vector
 from romsim.cycle.weights import BLOCK, MatrixInput
+from romsim_compiler.lora_ternary import TernaryProjection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from romsim_compiler.lora_image import LoraAdapterImage
+    from romsim_compiler.lora_image import LoraAdapterImage, LoraProjection
+    from romsim_compiler.lora_ternary import TernaryFactor
 
-__all__ = ["AdapterGroup", "AdapterMatrix", "Projection", "load_adapter"]
+__all__ = ["AdapterGroup", "AdapterMatrix", "Projection", "TernaryMatrix", "load_adapter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,15 +44,11 @@ class AdapterMatrix:
         cls, codes: NDArray[np.int8], exponents: NDArray[np.integer], grid: int, block: int
     ) -> AdapterMatrix:
         """Return a matrix from codes [n_rows, n_cols] whose blocks have ``block`` elements."""
-        n_rows, n_cols = codes.shape
-        n_blocks = -(-n_cols // block)
-        values = np.zeros((n_rows, n_blocks, BLOCK), np.int8)
-        for index in range(n_blocks):
-            part = codes[:, index * block : (index + 1) * block]
-            values[:, index, : part.shape[1]] = part
+        values = _in_blocks(codes, block)
+        shape = len(values), values.shape[1] // BLOCK
         return cls(
-            values=values.reshape(n_rows, n_blocks * BLOCK),
-            exponents=np.ascontiguousarray(exponents, dtype=np.int64).reshape(n_rows, n_blocks),
+            values=values,
+            exponents=np.ascontiguousarray(exponents, dtype=np.int64).reshape(shape),
             grid=grid,
         )
 
@@ -70,6 +68,58 @@ class AdapterMatrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TernaryMatrix:
+    """One factor of a projection in the adder arrays: trits, and one scale.
+
+    Parameters
+    ----------
+    values
+        int8 [n_rows, n_blocks * 32] of -1, 0, 1; a shorter block is followed by zeros.
+    multiplier, pre_shift
+        ``M``, and the shift ``a`` before it.
+    grid
+        Exponent of the product's unit, ``E + a``.
+    """
+
+    values: NDArray[np.int8]
+    multiplier: int
+    pre_shift: int
+    grid: int
+
+    @classmethod
+    def create(cls, factor: TernaryFactor, block: int) -> TernaryMatrix:
+        """Return a matrix from a factor whose blocks have ``block`` elements."""
+        return cls(
+            values=_in_blocks(factor.trits, block),
+            multiplier=factor.multiplier,
+            pre_shift=factor.pre_shift,
+            grid=factor.exponent + factor.pre_shift,
+        )
+
+    def multiply(
+        self,
+        codes: NDArray[np.int16],
+        shifts: NDArray[np.int64],
+        shift: int,
+        out: NDArray[np.int32],
+    ) -> int:
+        """Multiply by MXINT8 codes; return the saturations."""
+        scale = self.multiplier, self.pre_shift
+        return int(ternary_matvec(self.values.reshape(-1), codes, shifts, *scale, shift, out))
+
+
+def _in_blocks(codes: NDArray[np.int8], block: int) -> NDArray[np.int8]:
+    """Lay blocks of ``block`` columns 32 apart: int8 [n_rows, n_blocks * 32]."""
+    n_rows, n_cols = codes.shape
+    n_blocks = -(-n_cols // block)
+    values = np.zeros((n_rows, n_blocks, BLOCK), np.int8)
+    for index in range(n_blocks):
+        part = codes[:, index * block : (index + 1) * block]
+        values[:, index, : part.shape[1]] = part
+    return values.reshape(n_rows, n_blocks * BLOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
     """The adapter of one projection.
 
@@ -83,8 +133,8 @@ class Projection:
 
     first_row: int
     n_rows: int
-    down: AdapterMatrix
-    up: AdapterMatrix
+    down: AdapterMatrix | TernaryMatrix
+    up: AdapterMatrix | TernaryMatrix
 
     @property
     def rank(self) -> int:
@@ -127,19 +177,18 @@ class AdapterGroup:
 def load_adapter(image: LoraAdapterImage) -> dict[str, AdapterGroup]:
     """Return a resident adapter by the names of the groups that it extends."""
     return {
-        name: AdapterGroup(
-            ranks=group.ranks,
-            projections=tuple(
-                Projection(
-                    first_row=p.first_row,
-                    n_rows=p.n_rows,
-                    down=AdapterMatrix.create(p.a_codes, p.a_exps, p.grid_a, BLOCK),
-                    up=AdapterMatrix.create(
-                        p.b_codes, p.b_exps, p.grid_b, min(BLOCK, p.a_codes.shape[0])
-                    ),
-                )
-                for p in group.projections
-            ),
-        )
+        name: AdapterGroup(ranks=group.ranks, projections=tuple(map(_projection, group.adapted)))
         for name, group in image.groups.items()
     }
+
+
+def _projection(image: LoraProjection | TernaryProjection) -> Projection:
+    block = min(BLOCK, image.padded_rank)
+    down: AdapterMatrix | TernaryMatrix
+    up: AdapterMatrix | TernaryMatrix
+    if isinstance(image, TernaryProjection):
+        down, up = TernaryMatrix.create(image.a, BLOCK), TernaryMatrix.create(image.b, block)
+    else:
+        down = AdapterMatrix.create(image.a_codes, image.a_exps, image.grid_a, BLOCK)
+        up = AdapterMatrix.create(image.b_codes, image.b_exps, image.grid_b, block)
+    return Projection(first_row=image.first_row, n_rows=image.n_rows, down=down, up=up)

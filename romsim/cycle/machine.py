@@ -364,12 +364,13 @@ def _check(description: CompiledChip) -> None:
             f"{target.formats.lora}) are for area and timing only; compile for "
             f"{_TWINS.get(target.name, _OTHER)}, or use the timing engine"
         )
-    for what in ("activation", "kv", "lora"):
+    wanted = {"activation": _EXECUTABLE_FORMAT, "kv": _EXECUTABLE_FORMAT}
+    for what, expected in {**wanted, "lora": target.lora_format}.items():
         found = getattr(target.formats, what)
-        if found != _EXECUTABLE_FORMAT:
+        if found != expected:
             raise SpecError(
-                f"Format of {what} of target {target.name!r} must be 'mxint8' to be executed, not "
-                f"{found!r}; change it in the target's [formats]"
+                f"Format of {what} of target {target.name!r} must be {expected!r} to be executed, "
+                f"not {found!r}; change it in the target's [formats]"
             )
     if not description.has_images:
         raise DescriptionError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from romsim_compiler.durations import attention_cycles, fixed_cycles, lora_cycles
+from romsim_compiler.durations import adapter_cycles, attention_cycles, fixed_cycles
 from romsim_compiler.issue import issue_times
 from romsim_compiler.kv_cycles import copy_cycles
 
@@ -49,7 +49,6 @@ class Timekeeper:
         self._target = description.target
         self._context = description.context
         self._mappings = {name: group.mapping for name, group in description.groups.items()}
-        self._shapes = _adapted_shapes(description)
         self._fixed: dict[tuple[int, frozenset[tuple[str, tuple[int, ...]]]], list[int]] = {}
         self._programs: dict[int, Program] = {}  # keeps the keys of _fixed unique
         self._attention: dict[int, int] = {}
@@ -103,26 +102,12 @@ class Timekeeper:
         if instruction.op == "attn":
             return 0  # filled in for every position
         if instruction.op == "lora":
-            n_rows, n_cols = self._shapes[instruction.operand]
+            stem = instruction.operand.partition(".")[2]
             mine = ranks.get(instruction.operand, (0,))
-            return lora_cycles(n_rows, n_cols, mine, target=self._target)
+            return adapter_cycles(stem, mine, spec=self._spec, target=self._target)
         return fixed_cycles(
             instruction,
             spec=self._spec,
             target=self._target,
             mapping_of=self._mappings.__getitem__,
         )
-
-
-def _adapted_shapes(description: CompiledChip) -> dict[str, tuple[int, int]]:
-    """Return [n_rows, n_cols] of every group that a ``lora`` instruction names."""
-    spec = description.spec
-    kinds = {
-        "qkv": (spec.q_dim + 2 * spec.kv_dim, spec.dim),
-        "o": (spec.dim, spec.q_dim),
-        "gu": (2 * spec.hidden_dim, spec.dim),
-        "down": (spec.dim, spec.hidden_dim),
-    }
-    return {
-        f"L{layer}.{kind}": shape for layer in range(spec.n_layers) for kind, shape in kinds.items()
-    }

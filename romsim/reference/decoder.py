@@ -20,7 +20,7 @@ from romsim.reference.kv_history import KvHistory
 from romsim.reference.kv_policy import KvPolicy
 from romsim.reference.kv_vectors import Codebooks
 from romsim.reference.layer import Layer, Record, Run, rotate_at
-from romsim.reference.lora import LowRank
+from romsim.reference.lora import LowRank, low_ranks
 from romsim.reference.matvec import Linear, Resident, derive_grid
 from romsim.reference.norm import Norm
 from romsim.reference.primitives import Saturation
@@ -73,6 +73,8 @@ class IntegerDecoder:
         Codec and retention of the KV cache; the plain one if ``None``.
     codebooks
         Of the codec ``commvq``, one a layer.
+    ternary_loras
+        Whether adapters are trits (docs/numerics.md, section 6).
 
     Raises
     ------
@@ -94,6 +96,7 @@ class IntegerDecoder:
         resident: Resident = "float64",
         kv: KvPolicy | None = None,
         codebooks: Sequence[Codebooks] | None = None,
+        ternary_loras: bool = False,
     ) -> None:
         self._codebooks = codebooks
         self.kv_policy = KvPolicy() if kv is None else kv
@@ -124,17 +127,9 @@ class IntegerDecoder:
         for one in (loras or {}).values():
             one.check_fits(self.spec)
         self._adapters = {
-            name: {
-                target: LowRank(
-                    target,
-                    pair.a,
-                    pair.b,
-                    scaling=pair.scaling,
-                    block=self.config.act_block,
-                    device=self.device,
-                )
-                for target, pair in adapter.targets.items()
-            }
+            name: low_ranks(
+                adapter, block=self.config.act_block, device=device, is_ternary=ternary_loras
+            )
             for name, adapter in (loras or {}).items()
         }
         self._caches: list[LayerCache | KvHistory] = []

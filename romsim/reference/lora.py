@@ -1,18 +1,23 @@
-"""Low-rank adapters in integers: both matrices in MXINT8, the scaling folded into B."""
+"""Low-rank adapters in integers: MXINT8, or trits with one scale; the scaling folded into B."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from romsim.reference.integer_matrix import IntegerMatrix
+from romsim.reference.integer_matrix import IntegerMatrix, whole_matrix
 from romsim.reference.matvec import Linear, derive_grid
 from romsim.reference.primitives import BlockCodes, Saturation, quantise
+from romsim.reference.ternary_weights import absmean, exact_floats
+from romsim_models.encoded import FloatTensor
 from romsim_models.errors import SpecError
+from romsim_models.lora import LoraAdapter
 
-__all__ = ["LowRank", "adapter_matrix"]
+__all__ = ["LowRank", "adapter_matrix", "low_ranks"]
 
 _LEAST_EXPONENT = -40
 _CODE_MAX = 127
@@ -79,6 +84,9 @@ class LowRank:
         Activations that share one shift.
     device
         Where the codes are held.
+    is_ternary
+        Whether the factors are trits with one scale each: as they are if they have one magnitude
+        beside 0, else by their mean magnitude.
 
     Attributes
     ----------
@@ -100,6 +108,7 @@ class LowRank:
         scaling: float,
         block: int,
         device: torch.device | str,
+        is_ternary: bool = False,
     ) -> None:
         rank = a.shape[0]
         if b.shape[1] != rank:
@@ -108,6 +117,13 @@ class LowRank:
             )
         self._block = min(block, rank)
         padded = -(-rank // self._block) * self._block
+        if is_ternary:
+            down = _trits(f"LoRA A of {name!r}", a, (padded, a.shape[1]), 1.0)
+            up = _trits(f"LoRA B of {name!r}", b, (b.shape[0], padded), scaling)
+            self._a = Linear(down, grid=0, block=block, device=device)
+            self._b = Linear(up, grid=0, block=self._block, device=device)
+            self.n_rounded_rows = 0
+            return
         rows = np.zeros((padded, a.shape[1]))
         rows[:rank] = a
         columns = np.zeros((b.shape[0], padded))
@@ -139,6 +155,42 @@ class LowRank:
         z = self._a(x, frac=inner_frac, saturation=saturation)
         inner = quantise(z, block=self._block, frac=inner_frac)
         return saturation.sat32(y + self._b(inner, frac=frac, saturation=saturation))
+
+
+def low_ranks(
+    adapter: LoraAdapter, *, block: int, device: torch.device | str, is_ternary: bool
+) -> dict[str, LowRank]:
+    """Return an adapter's `LowRank` of each matrix by canonical name, parameters as there."""
+    return {
+        name: LowRank(
+            name,
+            pair.a,
+            pair.b,
+            scaling=pair.scaling,
+            block=block,
+            device=device,
+            is_ternary=is_ternary,
+        )
+        for name, pair in adapter.targets.items()
+    }
+
+
+def _trits(
+    name: str, factor: NDArray[np.float32], shape: tuple[int, int], scaling: float
+) -> IntegerMatrix:
+    """Give a factor as trits, padded with zeros, its one scale times the adapter's scaling."""
+    tensor = FloatTensor(
+        name=name, shape=(len(factor), factor.shape[1]), format="f32", values=factor
+    )
+    magnitudes = np.unique(np.abs(factor))
+    is_exact = np.count_nonzero(magnitudes) <= 1
+    found = (exact_floats if is_exact else absmean)(tensor)
+    assert found.scale is not None  # both give a whole-matrix scale
+    mantissa, exponent = math.frexp(math.ldexp(*found.scale) * scaling)
+    significand = int(mantissa * 2**24)
+    values = np.zeros(shape, dtype=np.int16)
+    values[: factor.shape[0], : factor.shape[1]] = found.values
+    return whole_matrix(name, values, significand, exponent - 24 if significand else 0)
 
 
 def _linear(matrix: IntegerMatrix, block: int, device: torch.device | str) -> Linear:

@@ -29,9 +29,9 @@ class ConfigurationWrite:
 
 
 def lora_sizes(description: Description) -> LoraSizes | None:
-    """Return the memories that the resident adapters need, or ``None`` if there are none."""
+    """Return the memories of unit H that the resident adapters need, or ``None`` if none."""
     adapters = list(description.loras.values())
-    if not adapters:
+    if not adapters or description.target.lora.path == "adders":
         return None
     spec = description.spec
     n_a = n_b = 1

@@ -281,6 +281,11 @@ def _check(description: Description) -> None:
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
         )
+    if target.lora.path == "adders":
+        raise SpecError(
+            f"lora.path of an RTL target must be 'int8', not 'adders', which has no RTL; compile "
+            f"{target.name!r} with --lora-path int8"
+        )
     check_kv_hardware(target.kv)
     if description.context > 1 << _POSITION_BITS:  # under a window, more than there are slots
         raise SpecError(

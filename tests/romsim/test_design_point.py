@@ -32,15 +32,8 @@ def compiled(
         head_in_rom=home.head == "rom",
     )
     mappings = dict(zip((g.name for g in groups), size_groups(groups, point.target), strict=True))
-    shapes = {
-        f"L{layer}.{stem}": point.lora_shape(stem)
-        for layer in range(point.spec.n_layers)
-        for stem in ("qkv", "o", "gu", "down")
-    }
     decode = build_decode(point.spec, groups)
-    model = TimingModel(
-        spec=point.spec, target=point.target, mappings=mappings, decode=decode, shapes=shapes
-    )
+    model = TimingModel(spec=point.spec, target=point.target, mappings=mappings, decode=decode)
     return model, list(groups)
 
 
@@ -91,11 +84,8 @@ def test_layers_of_different_formats_fold_only_where_they_are_equal() -> None:
     assert point.layer_runs == ((0, 2), (2, 2), (4, 1), (5, 1), (6, 1))
     groups = build_groups(spec, fmt_of)
     mappings = dict(zip((g.name for g in groups), size_groups(groups, target), strict=True))
-    shapes = {
-        f"L{n}.{s}": point.lora_shape(s) for n in range(7) for s in ("qkv", "o", "gu", "down")
-    }
     decode = build_decode(spec, groups)
-    timer = TimingModel(spec=spec, target=target, mappings=mappings, decode=decode, shapes=shapes)
+    timer = TimingModel(spec=spec, target=target, mappings=mappings, decode=decode)
     assert point.decode_cycles([0, 9, 77]) == [timer.run(decode, p).cycles for p in (0, 9, 77)]
     assert point.rom_words == sum(m.n_words for m in mappings.values())
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 import romsim
-from romsim import design_point, published
+from romsim import published
 from romsim.design_point import DesignPoint, adapter_ranks
 from romsim.published import (
     TAGS,
@@ -24,6 +24,7 @@ from romsim.published import (
     to_json,
 )
 from romsim.published_figures import adapter_bytes, roma_calibrated, tom_calibrated
+from romsim_compiler import durations
 from romsim_compiler.durations import lora_cycles
 from romsim_compiler.formats import parse_format
 from romsim_compiler.target import Target
@@ -231,7 +232,7 @@ def test_why_an_adapter_slows_the_first_token(monkeypatch: pytest.MonkeyPatch) -
         now, then = -(-sum(ranks) // tiles) * words, -(-sum(ranks) * words // tiles)
         return plain(n_rows, n_cols, ranks, target=target) - now + then
 
-    monkeypatch.setattr(design_point, "lora_cycles", dealt)
+    monkeypatch.setattr(durations, "lora_cycles", dealt)
     weights = parse_format(published._tables()["chips"]["roma"]["weights"])
     point = DesignPoint.uniform(chip.spec, chip.target, weights)
     ms = 1e3 * point.prefill_cycles(256, rank=16) / chip.clock

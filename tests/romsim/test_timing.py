@@ -20,8 +20,7 @@ def timing(spec: ModelSpec, target: Target, weights: str) -> tuple[TimingModel, 
     groups = build_groups(spec, lambda _: parse_format(weights))
     mappings = dict(zip((g.name for g in groups), size_groups(groups, target), strict=True))
     decode = build_decode(spec, groups)
-    shapes = {g.name: (g.n_rows, g.n_cols) for g in groups}
-    model = TimingModel(spec=spec, target=target, mappings=mappings, decode=decode, shapes=shapes)
+    model = TimingModel(spec=spec, target=target, mappings=mappings, decode=decode)
     return model, decode
 
 

@@ -252,18 +252,11 @@ def test_next_token_is_the_lowest_of_the_largest() -> None:
 
 def timing_model(chip: Chip) -> TimingModel:
     spec = chip.spec
-    shapes = {}
-    for layer in range(spec.n_layers):
-        shapes[f"L{layer}.qkv"] = (spec.q_dim + 2 * spec.kv_dim, spec.dim)
-        shapes[f"L{layer}.o"] = (spec.dim, spec.q_dim)
-        shapes[f"L{layer}.gu"] = (2 * spec.hidden_dim, spec.dim)
-        shapes[f"L{layer}.down"] = (spec.dim, spec.hidden_dim)
     return TimingModel(
         spec=spec,
         target=chip.target,
         mappings={name: group.mapping for name, group in chip.groups.items()},
         decode=chip.decode,
-        shapes=shapes,
     )
 
 
