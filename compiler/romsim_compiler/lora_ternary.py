@@ -177,7 +177,7 @@ def ternary_from_json(
     values: dict[str, Any], get: Callable[[dict[str, Any]], NDArray[np.int8]]
 ) -> TernaryProjection:
     """Read :func:`ternary_to_json`'s values; ``get`` returns the array that stands somewhere."""
-    factors = {}
+    factors: dict[str, Any] = {}
     for name in ("a", "b"):
         numbers = {key: values[name][key] for key in _FACTOR_VALUES}
         factors[name] = TernaryFactor(**numbers, trits=get(values[name]["trits"]))
