@@ -3,10 +3,12 @@
 ``python -m benchmarks.stream_drift build/x [--kv streaming-llm,window=252] [--times 10]``
 
 The stream is ``--times`` as many tokens as the chip's SRAM holds in 16-bit words, and then
-``--passages`` passages of as many tokens as there are slots. Each of those is scored twice with the
-integer reference: where it stands, behind everything, and by a decoder that begins anew one passage
-before it, so that it is the first that a full cache reads. Tokens and the text before them are the
-same, so how hard the text is cancels.
+``--passages`` passages of as many tokens as there are slots. Each of those is scored with the
+integer reference where it stands, behind everything, and by a decoder that begins anew: with the
+stream's first tokens, which are its sinks, and the passage before, so that it is the first that a
+full cache reads. Tokens, sinks and the text before are the same, so how hard the text is cancels,
+and how well those sinks do. A third score is that of a decoder whose sinks are the first tokens of
+the passage before: sinks of another text and a longer past at once.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Drift:
     late_perplexity: float
     change_percent: float
     error_percent: float  # standard error over tokens
+    own_percent: float  # late against early with other sinks
+    own_error_percent: float
     saturations: int
 
     def sentence(self) -> str:
@@ -54,8 +58,9 @@ class Drift:
             f"{self.kv}: {self.n_stream} tokens, {self.n_stream / self.capacity:.1f} times the "
             f"{self.capacity} that the SRAM holds; {self.n_scored} tokens scored: perplexity "
             f"{self.late_perplexity:.3f} late, {self.early_perplexity:.3f} in the first full cache "
-            f"({self.change_percent:+.2f} +- {self.error_percent:.2f} %); {self.saturations} "
-            f"saturations"
+            f"({self.change_percent:+.2f} +- {self.error_percent:.2f} %; against sinks of the "
+            f"passage's own {self.own_percent:+.2f} +- {self.own_error_percent:.2f} %); "
+            f"{self.saturations} saturations"
         )
 
 
@@ -86,28 +91,42 @@ def measure_drift(
     first = n_stream - passages * slots
     late, _, clipped = score_window(decoder, stream, first=first)
     assert decoder.position == n_stream
-    early: list[float] = []
-    for start in range(first, n_stream, slots):
-        alone = stream[start - slots : start + slots]
-        losses, _, clips = score_window(decoder, alone, first=slots)
-        early += losses
-        clipped += clips
-    more = [a - b for a, b in zip(late, early, strict=True)]
-    n = len(more)
-    mean = math.fsum(more) / n
-    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in more) / (n - 1) / n)
+    scores: list[list[float]] = []
+    for sinks in (stream[: kv.sinks], None):
+        early: list[float] = []
+        for start in range(first, n_stream, slots):
+            alone = stream[start - slots : start + slots]
+            if sinks is not None:
+                alone[: kv.sinks] = sinks
+            losses, _, clips = score_window(decoder, alone, first=slots)
+            early += losses
+            clipped += clips
+        scores.append(early)
+    same, own = (_more(late, early) for early in scores)
+    n = len(late)
     return Drift(
         kv=kv.text(),
         slots=slots,
         capacity=capacity,
         n_stream=n_stream,
         n_scored=n,
-        early_perplexity=math.exp(math.fsum(early) / n),
+        early_perplexity=math.exp(math.fsum(scores[0]) / n),
         late_perplexity=math.exp(math.fsum(late) / n),
-        change_percent=100 * (math.exp(mean) - 1),
-        error_percent=100 * math.exp(mean) * deviation,
+        change_percent=same[0],
+        error_percent=same[1],
+        own_percent=own[0],
+        own_error_percent=own[1],
         saturations=clipped,
     )
+
+
+def _more(late: Sequence[float], early: Sequence[float]) -> tuple[float, float]:
+    """Return by how much a perplexity is higher, and its standard error over tokens; percent."""
+    more = [a - b for a, b in zip(late, early, strict=True)]
+    n = len(more)
+    mean = math.fsum(more) / n
+    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in more) / (n - 1) / n)
+    return 100 * (math.exp(mean) - 1), 100 * math.exp(mean) * deviation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,23 +20,28 @@ def test_t1_11_late_and_early_losses_are_those_of_decoding_token_by_token(tmp_pa
     drift = measure_drift(chip, parse_kv(name), tokens, times=1, passages=2)
     assert (drift.capacity, drift.slots, drift.n_stream, drift.n_scored) == (1024, 16, 1056, 32)
 
-    def losses(first: int, start: int, end: int) -> list[float]:
-        logits = logits_of(with_kv(chip, name, context=1056), tokens[first:end]) / 65536.0
-        rows = range(start, end)
+    def losses(run: list[int], first: int) -> list[float]:
+        logits = logits_of(with_kv(chip, name, context=1056), run) / 65536.0
         return [
-            float(np.log(np.exp(logits[t - 1 - first]).sum()) - logits[t - 1 - first, tokens[t]])
-            for t in rows
+            float(np.log(np.exp(logits[t - 1]).sum()) - logits[t - 1, run[t]])
+            for t in range(first, len(run))
         ]
 
-    late = losses(0, 1024, 1056)
-    early = losses(1008, 1024, 1040) + losses(1024, 1040, 1056)
+    late = losses(tokens, 1024)
+    starts = (1024, 1040)
+    own = [x for s in starts for x in losses(tokens[s - 16 : s + 16], 16)]
+    early = [x for s in starts for x in losses(tokens[:4] + tokens[s - 12 : s + 16], 16)]
     assert drift.late_perplexity == pytest.approx(np.exp(np.mean(late)), rel=1e-9)
     assert drift.early_perplexity == pytest.approx(np.exp(np.mean(early)), rel=1e-9)
-    more = np.array(late) - np.array(early)
-    ratio = np.exp(more.mean())
-    assert drift.change_percent == pytest.approx(100 * (ratio - 1), rel=1e-6)
-    error = 100 * ratio * more.std(ddof=1) / np.sqrt(32)
-    assert drift.error_percent == pytest.approx(error, rel=1e-9)
+    for scores, percent, wanted in (
+        (early, drift.change_percent, drift.error_percent),
+        (own, drift.own_percent, drift.own_error_percent),
+    ):
+        more = np.array(late) - np.array(scores)
+        ratio = np.exp(more.mean())
+        assert percent == pytest.approx(100 * (ratio - 1), rel=1e-6)
+        error = 100 * ratio * more.std(ddof=1) / np.sqrt(32)
+        assert wanted == pytest.approx(error, rel=1e-9)
     assert drift.saturations == 0
     assert "1.0 times the 1024 that the SRAM holds; 32 tokens scored" in drift.sentence()
 
