@@ -148,6 +148,10 @@ def compile(
 
         books = codebooks_of(checkpoint, chip, options=options, progress=progress)
         options = replace(options, codebooks=books)
+    if chip.kv.wide_heads and not chip.kv.head_table and checkpoint.has_weights and chip.executable:
+        from romsim.kv_calibration import heads_of
+
+        chip = replace(chip, kv=heads_of(checkpoint, chip, options=options, progress=progress))
     return compile_model(checkpoint, chip, out, options=options, progress=progress)
 
 

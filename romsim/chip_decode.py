@@ -99,7 +99,7 @@ def decode_on_chip(description: Description, context: int) -> ChipDecode:
         weight_format=", ".join(dict.fromkeys(_names(point))),
         bits_per_weight=layers,
         head_bits_per_weight=head,
-        kv_bits=kv_bits_per_element(target),
+        kv_bits=kv_bits_per_element(target, point.spec),
         items=_items(point, context),
         cycles_by_resource=profile_token(point, context).by_resource,
         joules_by_unit=_joules(chosen),
@@ -158,7 +158,7 @@ def _items(point: DesignPoint, context: int) -> tuple[ByteItem, ...]:
                 formula=f"1 x {spec.dim} x {row:g} b / 8, from ROM",
             )
         )
-    token = kv_bytes_per_token(spec, kv_bits_per_element(point.target))
+    token = kv_bytes_per_token(spec, kv_bits_per_element(point.target, spec))
     heads = f"2 x {spec.n_layers} layers x {spec.n_kv_heads} KV heads x {spec.head_dim}"
     items += [
         ByteItem(

@@ -88,7 +88,8 @@ def reference_kv(kv: KvConfig) -> KvPolicy:
     """Return what the reference has to know of a KV configuration."""
     from romsim.reference import KvPolicy
 
-    return KvPolicy(**{k: v for k, v in kv.to_json().items() if k not in _PLACES})
+    values = {k: v for k, v in kv.to_json().items() if k not in _PLACES}
+    return KvPolicy(**values | {"head_table": kv.head_table})
 
 
 def reference_codebooks(books: KvCodebooks | None) -> list[Codebooks] | None:

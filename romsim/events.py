@@ -6,7 +6,7 @@ from romsim.area_parts import sum_bits
 from romsim.bounds import norm_length
 from romsim.design_point import DesignPoint
 from romsim_compiler.kv_cycles import rope_extra
-from romsim_compiler.kv_sram import MASS_BITS, element_bits, stored_bits
+from romsim_compiler.kv_sram import MASS_BITS, element_bits, model_bits, stored_bits
 from romsim_compiler.lora_adders import TRIT_BITS, adder_runs, lora_parts
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import MX_BLOCK
@@ -152,7 +152,7 @@ def _written_bits(point: DesignPoint) -> float:
         return _coded(2 * n_heads * head_dim, target.formats.kv)
     bits = 1.0 * stored_bits(target.kv, head_dim, 1)
     if target.kv.codec in ("kivi", "tiered", "commvq"):  # written again, narrower
-        bits += 2 * head_dim * element_bits(target.kv, head_dim)
+        bits += 2 * head_dim * element_bits(target.kv, point.spec)
     return n_heads * bits
 
 
@@ -210,7 +210,7 @@ def _attention(point: DesignPoint, position: int) -> Events:
     sums = 1.0 * sum_bits(target.formats.kv) * heads
     read = 2.0 * words * _coded(att.word_elems, target.formats.kv)
     if not target.kv.is_default:
-        read = 1.0 * spec.n_kv_heads * passes * stored_bits(target.kv, spec.head_dim, tokens)
+        read = 1.0 * passes * model_bits(target.kv, spec, tokens) / spec.n_layers
     ranked = min(tokens, target.kv.heavy + target.kv.window) if target.kv.is_ranked else 0
     mass = 1.0 * MASS_BITS * ranked * spec.n_kv_heads
     return {

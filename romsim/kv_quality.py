@@ -256,7 +256,7 @@ def _sizes(description: Description, kv: KvConfig, context: int) -> dict[str, An
     spec = description.spec
     target, _ = serial_prefill(replace(description.target, kv=kv))
     point = replace(point_of_description(description), target=target)
-    bits = element_bits(kv, spec.head_dim)
+    bits = element_bits(kv, spec)
     positions = range(max(0, context - _LAST), context)
     cycles = sum(point.decode_cycles(positions)) / len(positions)
     return {

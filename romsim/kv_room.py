@@ -16,7 +16,7 @@ from romsim.design_point import DesignPoint
 from romsim_compiler.choices import shape_formats
 from romsim_compiler.formats import parse_format
 from romsim_compiler.kv import KV_PRESETS, KvConfig, parse_kv
-from romsim_compiler.kv_sram import check_kv, element_bits, stored_bits, table_bits
+from romsim_compiler.kv_sram import check_kv, element_bits, model_bits, table_bits
 from romsim_compiler.memory_map import kv_bytes_per_token, lora_bits, max_context
 from romsim_compiler.pipeline import check_model, serial_prefill
 from romsim_compiler.target import Target
@@ -130,25 +130,25 @@ def closed_form_tokens(spec: ModelSpec, kv: KvConfig, n_bytes: int) -> int | Non
     No tables, no accumulators, no room for tokens in flight, any bit in any tile: what a
     calculation on paper gives. ``None`` if there is no end; 0 if a policy's slots do not fit.
     """
-    bits = 8 * n_bytes // (spec.n_layers * spec.n_kv_heads)
+    bits = 8 * n_bytes
     if kv.budget is not None:
-        return None if stored_bits(kv, spec.head_dim, kv.budget) <= bits else 0
+        return None if model_bits(kv, spec, kv.budget) <= bits else 0
     low, high = 0, 1
-    while _most_bits(kv, spec.head_dim, high) <= bits:
+    while _most_bits(kv, spec, high) <= bits:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fits = _most_bits(kv, spec.head_dim, middle) <= bits
+        fits = _most_bits(kv, spec, middle) <= bits
         low, high = (middle, high) if fits else (low, middle)
     return low
 
 
-def _most_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
-    """Return the most that a head has held on the way: KIVI's windows shrink when complete."""
-    bits = stored_bits(kv, head_dim, n_tokens)
+def _most_bits(kv: KvConfig, spec: ModelSpec, n_tokens: int) -> int:
+    """Return the most that was held on the way: KIVI's windows shrink when complete."""
+    bits = model_bits(kv, spec, n_tokens)
     if kv.codec in ("kivi", "commvq") and n_tokens >= kv.plain_sinks + kv.residual:
         whole = (n_tokens - kv.plain_sinks) // kv.residual * kv.residual
-        bits = max(bits, stored_bits(kv, head_dim, kv.plain_sinks + whole - 1))
+        bits = max(bits, model_bits(kv, spec, kv.plain_sinks + whole - 1))
     return bits
 
 
@@ -237,7 +237,7 @@ def _row(
 ) -> CapacityRow:
     spec, target, kv = point.spec, point.target, point.target.kv
     limit = max_context(spec, target, adapter_bytes)
-    bits = element_bits(kv, spec.head_dim)
+    bits = element_bits(kv, spec)
     held = kv.held(limit)
     endless = kv.slots is not None and limit > 0
     reached = [n for n in contexts if n <= limit]
@@ -247,7 +247,7 @@ def _row(
     passes = -(-group // target.attention.heads_parallel)
     rates = []
     for context, one in zip(reached, cycles, strict=True):
-        words = stored_bits(kv, spec.head_dim, context) * spec.n_layers * spec.n_kv_heads
+        words = model_bits(kv, spec, context)
         read = words * passes // 8
         rate = clock / one
         rates.append(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["ScoredWindow", "WindowScorer", "with_kv"]
 
 _PACKAGES = ("romsim.reference", "romsim.cycle")  # whose arithmetic the scores are
-_FILES = (  # what CommVQ's codebooks are made by
+_FILES = (  # what CommVQ's codebooks and the tables of heads are made by
+    ("romsim_compiler", "kv_heads.py"),
     ("romsim_compiler", "kv_training.py"),
     ("romsim", "kv_calibration.py"),
     ("romsim", "texts/calibration.txt"),
@@ -83,6 +84,7 @@ class WindowScorer:
         self._description, self._decoder = description, decoder
         self._context, self._folder = context, folder
         self._trained: dict[KvConfig, KvCodebooks] = {}
+        self._chosen: dict[KvConfig, KvConfig] = {}
 
     def __call__(self, kv: KvConfig, tokens: Sequence[int]) -> ScoredWindow:
         """Score a window under a configuration."""
@@ -118,8 +120,7 @@ class WindowScorer:
 
     def _codebooks(self, kv: KvConfig) -> KvCodebooks | None:
         """Return CommVQ's codebooks: the chip's own, or those that it would be compiled with."""
-        from romsim.kv_calibration import calibrate, calibration_tokens
-        from romsim.simulate import load_tokenizer
+        from romsim.kv_calibration import calibrate
 
         if kv.codec != "commvq":
             return None
@@ -127,11 +128,29 @@ class WindowScorer:
         if replace(own, layout=kv.layout, block=kv.block) == kv:
             return self._description.kv_codebooks()
         if kv not in self._trained:
-            has_text = self._description.tokenizer_file() is not None
-            tokenizer = load_tokenizer(self._description) if has_text else None
-            tokens = calibration_tokens(tokenizer, self._description.spec.vocab_size)
-            self._trained[kv] = calibrate(self._decoder, tokens, kv)
+            self._trained[kv] = calibrate(self._decoder, self._calibration_tokens(), kv)
         return self._trained[kv]
+
+    def _with_heads(self, kv: KvConfig) -> KvConfig:
+        """Return the configuration with the heads of wider codes that it would be compiled with."""
+        from romsim.kv_calibration import calibrate_heads
+
+        own = self._description.target.kv
+        if not kv.wide_heads or kv.head_table:
+            return kv
+        if replace(own, layout=kv.layout, block=kv.block, head_table=()) == kv:
+            return replace(kv, head_table=own.head_table)
+        if kv not in self._chosen:
+            self._chosen[kv] = calibrate_heads(self._decoder, self._calibration_tokens(), kv)
+        return self._chosen[kv]
+
+    def _calibration_tokens(self) -> list[int]:
+        from romsim.kv_calibration import calibration_tokens
+        from romsim.simulate import load_tokenizer
+
+        has_text = self._description.tokenizer_file() is not None
+        tokenizer = load_tokenizer(self._description) if has_text else None
+        return calibration_tokens(tokenizer, self._description.spec.vocab_size)
 
     def _steps(self, kv: KvConfig, tokens: Sequence[int]) -> ScoredWindow:
         """Decode token after token on the cycle model.
@@ -144,7 +163,7 @@ class WindowScorer:
         from romsim.cycle import CycleModel
 
         scale = 2.0**-self._description.numerics.logit_frac
-        model = CycleModel(with_kv(self._description, kv, context=self._context))
+        model = CycleModel(with_kv(self._description, self._with_heads(kv), context=self._context))
         losses: list[float] = []
         likeliest: list[int] = []
         for token, target in pairwise(tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "KV_PRESETS",
     "LAYOUTS",
     "RETENTIONS",
+    "WIDE_BITS",
     "KvConfig",
     "make_kv",
     "parse_kv",
@@ -23,6 +25,8 @@ __all__ = [
 CODECS = ("fp16", "int8", "int4", "int2", "kivi", "tiered", "commvq")
 CODEBOOK_ENTRIES = 64
 """Entries of a stage of CommVQ's keys; an index takes 6 bits."""
+WIDE_BITS = 4
+"""Bits of a narrowed token's codes in the KV heads that lose less."""
 RETENTIONS = ("all", "stream", "h2o")
 LAYOUTS = ("contiguous", "paged", "ring", "slotmap")
 
@@ -40,12 +44,16 @@ class KvConfig:
         ``fp16`` (16-bit words), ``int8`` (MXINT8), ``int4``, ``int2`` (per token, scale and zero
         per ``group`` channels), ``kivi`` (keys per channel in groups of ``group`` tokens, values
         per token), ``tiered`` (MXINT8 for the last ``window`` tokens and the ``heavy`` heaviest
-        before them, ``key_bits`` and ``value_bits`` per token for the rest), ``commvq`` (keys as
+        before them, ``key_bits`` and ``value_bits`` per token for the rest, or `WIDE_BITS` in
+        ``wide_heads`` KV heads), ``commvq`` (keys as
         sums of ``stages`` pairs of codebook entries, values as sums of ``value_bits`` rows an
         element, the newest up to ``residual`` tokens as words).
     key_bits, value_bits, group, residual, plain_sinks, stages
         Of the codecs: code widths, elements of a scale, tokens that KIVI keeps as 16-bit words
         after the first ``plain_sinks`` ones, which stay so.
+    wide_heads, head_table
+        Of tiered: how many KV heads, all layers together, lose less when their tokens are narrowed,
+        and which: layer and KV head, in ascending order; none where it is still to be chosen.
     retention
         ``all``; ``stream``: the first ``sinks`` tokens and the last ``window``; ``h2o``: ``heavy``
         heavy hitters and the last ``window``.
@@ -60,6 +68,8 @@ class KvConfig:
     residual: int = 0
     plain_sinks: int = 0
     stages: int = 0
+    wide_heads: int = 0
+    head_table: tuple[tuple[int, int], ...] = ()
     retention: str = "all"
     sinks: int = 0
     window: int = 0
@@ -106,14 +116,32 @@ class KvConfig:
             return self.key_bits, self.value_bits
         return _CODE_BITS[self.codec], _CODE_BITS[self.codec]
 
+    def narrow_bits(self, layer: int, n_heads: int) -> list[tuple[int, int]]:
+        """Return the bits of a narrowed token's key and value in each KV head of a layer."""
+        wide = {head for at, head in self.head_table if at == layer}
+        return [
+            (WIDE_BITS, WIDE_BITS) if head in wide else self.code_bits() for head in range(n_heads)
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the three axes and every parameter that their values use."""
         used = {name for axis in _USED for name in _USED[axis][getattr(self, axis)]}
-        return {k: v for k, v in asdict(self).items() if k in _USED or k in used}
+        values = {k: v for k, v in asdict(self).items() if k in _USED or k in used}
+        if "head_table" in values:
+            if self.wide_heads:
+                values["head_table"] = [list(pair) for pair in self.head_table]
+            else:
+                del values["head_table"], values["wide_heads"]
+        return values
 
     def text(self) -> str:
         """Return the choices as :func:`parse_kv` reads them."""
-        return ",".join(f"{k}={v}" for k, v in self.to_json().items())
+        values = self.to_json()
+        if "head_table" in values:
+            values["head_table"] = "+".join(f"{n}.{head}" for n, head in self.head_table)
+            if not self.head_table:
+                del values["head_table"]
+        return ",".join(f"{k}={v}" for k, v in values.items())
 
 
 DEFAULT_KV = KvConfig()
@@ -154,7 +182,15 @@ _USED = {
         "int4": ("group",),
         "int2": ("group",),
         "kivi": ("key_bits", "value_bits", "group", "residual", "plain_sinks"),
-        "tiered": ("key_bits", "value_bits", "group", "heavy", "window"),
+        "tiered": (
+            "key_bits",
+            "value_bits",
+            "group",
+            "heavy",
+            "window",
+            "wide_heads",
+            "head_table",
+        ),
         "commvq": ("stages", "value_bits", "residual"),
     },
     "retention": {"all": (), "stream": ("sinks", "window"), "h2o": ("heavy", "window")},
@@ -199,6 +235,8 @@ def parse_kv(text: str) -> KvConfig:
 
 def _with(values: dict[str, Any], key: str, value: str) -> dict[str, Any]:
     """Return the values with one more, those that the old choice of its axis used dropped."""
+    if key == "head_table":
+        return {**values, key: _head_table(value)}
     if key not in _USED:
         if not value.isascii() or not value.isdecimal():
             raise SpecError(f"kv.{key} must be a number of at least 0, not {value!r}")
@@ -211,6 +249,15 @@ def _with(values: dict[str, Any], key: str, value: str) -> dict[str, Any]:
         if other != key and other in values:
             kept |= set(_USED[other].get(values[other], ()))
     return {**{k: v for k, v in values.items() if k not in axis or k in kept}, key: value}
+
+
+def _head_table(text: str) -> list[list[int]]:
+    """Read layers and KV heads: ``0.2+3.1``."""
+    if not re.fullmatch(r"[0-9]+\.[0-9]+(\+[0-9]+\.[0-9]+)*", text):
+        raise SpecError(
+            f"kv.head_table must be LAYER.HEAD+LAYER.HEAD..., as in 0.2+3.1, not {text!r}"
+        )
+    return [[int(number) for number in pair.split(".")] for pair in text.split("+")]
 
 
 def make_kv(values: dict[str, Any]) -> KvConfig:
@@ -240,7 +287,10 @@ def make_kv(values: dict[str, Any]) -> KvConfig:
     for key in used:
         if key in _FILLED:
             chosen.setdefault(key, _FILLED[key])
-    config = KvConfig(**chosen)
+    table = tuple((int(layer), int(head)) for layer, head in chosen.pop("head_table", ()))
+    if table:
+        chosen.setdefault("wide_heads", len(table))
+    config = KvConfig(**chosen, head_table=table)
     _check(config)
     return config
 
@@ -280,6 +330,18 @@ def _check(kv: KvConfig) -> None:
         raise SpecError(
             f"kv.retention must be 'all' with codec 'tiered', not {kv.retention!r}: attention mass "
             f"chooses the width of tokens there, not which are kept (rule 2)"
+        )
+    if kv.wide_heads and kv.code_bits() == (WIDE_BITS, WIDE_BITS):
+        raise SpecError(
+            f"kv.wide_heads must be 0 with key_bits and value_bits {WIDE_BITS}, not "
+            f"{kv.wide_heads}: no head is wider than that"
+        )
+    if kv.head_table and (
+        sorted(set(kv.head_table)) != list(kv.head_table) or len(kv.head_table) != kv.wide_heads
+    ):
+        raise SpecError(
+            f"kv.head_table must be kv.wide_heads = {kv.wide_heads} different heads in ascending "
+            f"order, not {[list(pair) for pair in kv.head_table]}"
         )
     if (kv.budget is not None or kv.codec == "tiered") and kv.window < 1:
         raise SpecError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from romsim_compiler.kv import CODEBOOK_ENTRIES, KvConfig
+from romsim_compiler.kv import CODEBOOK_ENTRIES, WIDE_BITS, KvConfig
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
@@ -19,6 +19,7 @@ __all__ = [
     "element_bits",
     "fitting_tokens",
     "kv_summary",
+    "model_bits",
     "page_meets_tiles",
     "sequence_bits",
     "stored_bits",
@@ -60,6 +61,12 @@ def check_kv(spec: ModelSpec, target: Target) -> None:
             f"kv.group must divide head_dim of model {spec.name!r}, {spec.head_dim}, not "
             f"{kv.group}: values share a scale per {kv.group} channels (rule 5)"
         )
+    outside = [(n, h) for n, h in kv.head_table if n >= spec.n_layers or h >= spec.n_kv_heads]
+    if outside or kv.wide_heads > spec.n_layers * spec.n_kv_heads:
+        raise SpecError(
+            f"kv.wide_heads of model {spec.name!r} must be among its {spec.n_layers} layers of "
+            f"{spec.n_kv_heads} KV heads, not {outside[0] if outside else kv.wide_heads}"
+        )
     tiles = target.array.n_tiles
     if not page_meets_tiles(kv, tiles):
         raise SpecError(
@@ -93,15 +100,32 @@ def _wide_bits(head_dim: int) -> int:
     return 2 * (8 * head_dim + 8 * -(-head_dim // MX_BLOCK))
 
 
-def element_bits(kv: KvConfig, head_dim: int) -> float:
-    """Return stored bits of one element, mean of keys and values, 16-bit windows left out."""
-    return _pair_bits(kv, head_dim) / (2 * head_dim)
+def element_bits(kv: KvConfig, spec: ModelSpec) -> float:
+    """Return stored bits of one element, the mean over all; windows of words are left out."""
+    mean = _pair_bits(kv, spec.head_dim) / (2 * spec.head_dim)
+    if not kv.wide_heads:
+        return mean
+    return mean + kv.wide_heads * _wider_by(kv) / (2 * spec.n_layers * spec.n_kv_heads)
+
+
+def _wider_by(kv: KvConfig) -> int:
+    """Return the bits that a channel's key and value take more in a head of wider codes."""
+    return 2 * WIDE_BITS - sum(kv.code_bits())
+
+
+def model_bits(kv: KvConfig, spec: ModelSpec, n_tokens: int) -> int:
+    """Return the bits that all heads and layers hold after ``n_tokens``; as `stored_bits`."""
+    bits = stored_bits(kv, spec.head_dim, n_tokens) * spec.n_layers * spec.n_kv_heads
+    if kv.wide_heads:
+        narrow = max(0, n_tokens - kv.heavy - kv.window)
+        bits += kv.wide_heads * narrow * _wider_by(kv) * spec.head_dim
+    return bits
 
 
 def stored_bits(kv: KvConfig, head_dim: int, n_tokens: int) -> int:
     """Return the bits that one KV head of one layer holds after ``n_tokens`` tokens.
 
-    Words of keys and values alone: no accumulators, no tables.
+    Words of keys and values alone: no accumulators, no tables. Not one of tiered's wider heads.
     """
     held = n_tokens if kv.budget is None else min(n_tokens, kv.budget)
     if kv.codec == "tiered":
@@ -186,7 +210,11 @@ def sequence_bits(spec: ModelSpec, target: Target, n_tokens: int) -> int:
         head = rows * _pair_bits(kv, dim)
     if kv.retention == "h2o":
         head += rows * MASS_BITS + kv.window * max(1, (slots - 1).bit_length())
-    return head * spec.n_layers * spec.n_kv_heads + table_bits(spec, kv, rows)
+    total = head * spec.n_layers * spec.n_kv_heads + table_bits(spec, kv, rows)
+    if kv.wide_heads:
+        narrow = max(0, rows - kv.heavy - kv.window - 1 - spare)
+        total += kv.wide_heads * narrow * _wider_by(kv) * dim
+    return total
 
 
 def fitting_tokens(spec: ModelSpec, target: Target, free_bytes: int) -> int:
@@ -221,7 +249,7 @@ def kv_summary(spec: ModelSpec, target: Target, n_tokens: int) -> dict[str, Any]
     return {
         "config": kv.to_json(),
         "slots": slots,
-        "bits_per_element": element_bits(kv, spec.head_dim),
+        "bits_per_element": element_bits(kv, spec),
         "table_bits": table_bits(spec, kv, rows) * target.schedule.n_slots,
         "codebook_bits": codebook_bits(spec, kv),
     }

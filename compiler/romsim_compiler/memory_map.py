@@ -34,20 +34,20 @@ class MemoryMap:
     vector_sram_bytes: int
 
 
-def kv_bits_per_element(target: Target) -> float:
+def kv_bits_per_element(target: Target, spec: ModelSpec) -> float:
     """Return stored bits of one KV element, with its share of the block's exponent.
 
-    The plain cache's; of another codec, what an encoded element of a head of 128 takes.
+    The plain cache's; of another codec, what an encoded element of the model's heads takes.
     """
     if not target.kv.is_default:
-        return element_bits(target.kv, 128)
+        return element_bits(target.kv, spec)
     return 8 + 8 / MX_BLOCK if target.formats.kv == "mxint8" else 8.0
 
 
 def kv_sram_bytes(spec: ModelSpec, target: Target, context: int) -> float:
     """Return bytes that the chip sets aside for KV of ``context`` tokens in each of its slots."""
     if target.kv.is_default:
-        token = kv_bytes_per_token(spec, kv_bits_per_element(target))
+        token = kv_bytes_per_token(spec, kv_bits_per_element(target, spec))
         return context * (token * target.schedule.n_slots)
     return sequence_bits(spec, target, context) * target.schedule.n_slots / 8
 
@@ -101,7 +101,8 @@ def max_context(spec: ModelSpec, target: Target, lora_bytes: float = 0) -> int:
     free = target.attention.sram_kib * 1024 - -(-lora_bytes // tiles)
     if not target.kv.is_default:
         return fitting_tokens(spec, target, int(free)) if free > 0 else 0
-    token_bytes = kv_bytes_per_token(spec, kv_bits_per_element(target)) * target.schedule.n_slots
+    token = kv_bytes_per_token(spec, kv_bits_per_element(target, spec))
+    token_bytes = token * target.schedule.n_slots
     return max(0, int(free // token_bytes)) * tiles
 
 

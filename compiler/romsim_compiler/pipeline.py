@@ -172,6 +172,11 @@ def compile_model(
             f"KV codec 'commvq' of model {spec.name!r} must come with codebooks, not without; "
             f"train them with romsim_compiler.kv_training"
         )
+    if images and target.kv.wide_heads and not target.kv.head_table:
+        raise SpecError(
+            f"kv.head_table of model {spec.name!r} must say which {target.kv.wide_heads} KV heads "
+            f"have wide codes, not be left out; choose them with romsim_compiler.kv_heads"
+        )
     if checkpoint.has_weights:
         choices = choose_formats(spec, checkpoint.formats(), target, options.rules)
     else:

@@ -8,7 +8,7 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,9 @@ from romsim_compiler.technology_file import list_technologies
 from romsim_models.errors import SpecError
 
 __all__ = ["list_targets", "load_target", "parse_target", "write_target"]
+
+
+_Count = Annotated[int, Field(ge=0)]
 
 
 class _Section(BaseModel):
@@ -86,6 +89,8 @@ class _Kv(_Section):
     residual: int | None = Field(default=None, ge=0)
     plain_sinks: int | None = Field(default=None, ge=0)
     stages: int | None = Field(default=None, ge=0)
+    wide_heads: int | None = Field(default=None, ge=0)
+    head_table: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]] | None = None
     retention: Literal["all", "stream", "h2o"] = "all"
     sinks: int | None = Field(default=None, ge=0)
     window: int | None = Field(default=None, ge=0)

@@ -51,6 +51,8 @@ class KvStore:
         Of the layer, where other sequences share it; one of its own if ``None``.
     books
         CommVQ's codebooks of the layer, under that codec.
+    layer
+        Its number: widths of narrowed tokens are those of its heads.
 
     Attributes
     ----------
@@ -84,8 +86,9 @@ class KvStore:
         rcp_table: NDArray[np.int64],
         memory: KvMemory | None = None,
         books: LayerBooks | None = None,
+        layer: int = 0,
     ) -> None:
-        self._spec, self.kv = spec, kv
+        self._spec, self.kv, self._layer = spec, kv, layer
         self.row_map, self._rcp_table = row_map, rcp_table
         self._width = head_blocks(spec.head_dim) * BLOCK
         self.memory = memory or KvMemory(spec.n_kv_heads, self._width)
@@ -233,7 +236,7 @@ class KvStore:
         for kind, words in (("codes", codes), ("scales", scales), ("zeros", zeros)):
             note(f"{name}{kind}", words)
         meta = np.repeat(zeros | scales.astype(np.int64) << 16, max(1, self.kv.group // BLOCK))
-        shape = (self._spec.n_kv_heads, -1)
+        shape = (len(values) // self._spec.head_dim, -1)
         words_of = codes.astype(np.int64).reshape(shape), meta.reshape(shape)
         return bits * codes.size + 16 * (scales.size + zeros.size), words_of
 
@@ -312,7 +315,12 @@ class KvStore:
     def fork(self, row_map: RowMap) -> KvStore:
         """Return the cache of a sequence with the same past: pages shared, the rest copied."""
         other = KvStore(
-            self._spec, self.kv, row_map=row_map, rcp_table=self._rcp_table, memory=self.memory
+            self._spec,
+            self.kv,
+            row_map=row_map,
+            rcp_table=self._rcp_table,
+            memory=self.memory,
+            layer=self._layer,
         )
         other.mass[:] = self.mass
         other.positions[:] = self.positions
@@ -342,10 +350,20 @@ class KvStore:
     def _narrow(self, slots: NDArray[np.int64], place: int, note: Note) -> None:
         """Encode one token of each KV head anew, from the integers of its wide words."""
         heads, rows, dim = np.arange(len(slots)), self.rows[slots], self._spec.head_dim
-        for side, bits in enumerate(self.kv.code_bits()):
-            values = self.seen[side][heads, rows, :dim].astype(np.int64).reshape(-1)
-            flat = np.zeros(len(values))
-            name = f"{_SIDES[side]}.narrow."
-            self._bits[side, place], _ = self._affine(values, bits, name, flat, note)
-            self.seen[side][heads, rows, :dim] = flat.reshape(-1, dim)
+        widths = np.array(self.kv.narrow_bits(self._layer, len(slots)))
+        for side in (0, 1):
+            values = self.seen[side][heads, rows, :dim].astype(np.int64)
+            flat = np.zeros((len(slots), dim))
+            parts: dict[str, list[Any]] = {}
+            self._bits[side, place] = 0
+
+            def keep(kind: str, words: NDArray[Any], into: dict[str, list[Any]] = parts) -> None:
+                into.setdefault(kind, []).append(words)
+
+            for head, bits in enumerate(widths[:, side]):
+                n_bits, _ = self._affine(values[head], int(bits), "", flat[head], keep)
+                self._bits[side, place] += n_bits
+            for kind, words in parts.items():
+                note(f"{_SIDES[side]}.narrow.{kind}", np.concatenate(words))
+            self.seen[side][heads, rows, :dim] = flat
         self._bound(flat)

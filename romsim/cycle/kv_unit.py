@@ -105,8 +105,9 @@ class KvUnit:
                 rcp_table=self._tables["RCP"],
                 memory=one,
                 books=books,
+                layer=layer,
             )
-            for one, books in zip(memories, self._books, strict=True)
+            for layer, (one, books) in enumerate(zip(memories, self._books, strict=True))
         )
 
     def _layer_books(self, description: CompiledChip) -> list[LayerBooks | None]:

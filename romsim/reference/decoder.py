@@ -170,6 +170,7 @@ class IntegerDecoder:
             self.kv_policy,
             **shape,
             books=None if self._codebooks is None else self._codebooks[layer],
+            layer=layer,
             rotate=partial(rotate_at, increments=self._increments, saturation=self._saturation),
         )
 

@@ -21,6 +21,7 @@ NotePart = Callable[[str, int, Tensor], None]
 Rotate = Callable[[Tensor, Tensor], Tensor]
 
 _BITS = {"int4": 4, "int2": 2}
+_WIDE_BITS = 4  # of narrow codes in the heads of the table
 
 
 class KvHistory:
@@ -37,6 +38,8 @@ class KvHistory:
     books, rotate
         Of commvq: the layer's codebooks, and what turns keys [T, n_heads, head_dim] as they stand
         at positions [T].
+    layer
+        Its number.
 
     Attributes
     ----------
@@ -65,10 +68,13 @@ class KvHistory:
         device: torch.device,
         books: Codebooks | None = None,
         rotate: Rotate | None = None,
+        layer: int = 0,
     ) -> None:
         if policy.codec == "commvq" and books is None:
             raise SpecError("codebooks must be given with the KV codec 'commvq', not left out")
         self._books, self._rotate = books, rotate
+        wide = [(layer, head) in policy.head_table for head in range(n_heads)]
+        self._is_wide = torch.tensor(wide, device=device)
         self.policy, self.block, self.frac = policy, block, frac
         self.n_heads, self.head_dim = n_heads, head_dim
         nothing = torch.zeros((n_heads, 0, head_dim), dtype=torch.float64, device=device)
@@ -161,16 +167,24 @@ class KvHistory:
     def narrow(self, slots: Tensor, position: int, note: NotePart) -> None:
         """Encode the token in a slot of each head anew, narrower: slots int64 [n_heads]."""
         heads = torch.arange(self.n_heads)
-        widths = self.policy.key_bits, self.policy.value_bits
-        for name, held, bits in zip("kv", (self.slot_keys, self.slot_values), widths, strict=True):
-            made = affine(held[heads, slots].reshape(self.n_heads, -1, self.policy.group), bits)
-            for part, words in (
-                ("codes", made.codes),
-                ("scales", made.scale),
-                ("zeros", made.zero),
+        policy = self.policy
+        sides = (
+            ("k", self.slot_keys, policy.key_bits),
+            ("v", self.slot_values, policy.value_bits),
+        )
+        for name, held, bits in sides:
+            token = held[heads, slots].reshape(self.n_heads, -1, policy.group)
+            made, other = affine(token, bits), affine(token, _WIDE_BITS)
+            wide = self._is_wide[:, None]
+            for part, words, wider in (
+                ("codes", made.codes, other.codes),
+                ("scales", made.scale, other.scale),
+                ("zeros", made.zero, other.zero),
             ):
-                note(f"{name}.narrow.{part}", position, words[None])
-            held[heads, slots] = made.seen.reshape(self.n_heads, -1)
+                mask = wide[..., None] if words.dim() == 3 else wide
+                note(f"{name}.narrow.{part}", position, torch.where(mask, wider, words)[None])
+            seen = torch.where(wide[..., None], other.seen, made.seen)
+            held[heads, slots] = seen.reshape(self.n_heads, -1)
 
     def _encode_windows(self, start: int, note: NotePart) -> None:
         """Make the late form of what leaves a window after the attention of tokens from ``start``.

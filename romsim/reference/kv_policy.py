@@ -17,6 +17,10 @@ class KvPolicy:
         ``fp16``, ``int8``, ``int4``, ``int2``, ``kivi``, ``tiered`` or ``commvq``.
     key_bits, value_bits, group, residual, plain_sinks
         Of KIVI; the first three also of tiered, ``group`` of int4 and int2.
+    head_table
+        Of tiered: layer and KV head of those whose narrow codes have 4 bits.
+    wide_heads
+        Their number.
     stages
         Of commvq's keys; ``value_bits`` and ``residual`` are its, too.
     retention
@@ -32,6 +36,8 @@ class KvPolicy:
     residual: int = 0
     plain_sinks: int = 0
     stages: int = 0
+    wide_heads: int = 0
+    head_table: tuple[tuple[int, int], ...] = ()
     retention: str = "all"
     sinks: int = 0
     window: int = 0

@@ -84,8 +84,8 @@ def codec_table(spec: ModelSpec, target: Target, lora_bytes: int) -> Table:
             f"{spec.n_kv_heads} KV heads of {spec.n_heads} query heads, {spec.n_layers} layers, "
             f"{target.attention.sram_kib * tiles / 1024:.4g} MiB of tile SRAM for "
             f"{target.schedule.n_slots} sequence(s). The chip stores "
-            f"{kv_bits_per_element(target):g} bits an element; the other rows say what the same "
-            "SRAM would hold, not what a codec costs in lanes or in quality."
+            f"{kv_bits_per_element(target, spec):g} bits an element; the other rows say what the "
+            "same SRAM would hold, not what a codec costs in lanes or in quality."
         ),
         columns=(
             Column(key="codec", label="codec"),
@@ -105,7 +105,7 @@ def codec_table(spec: ModelSpec, target: Target, lora_bytes: int) -> Table:
 def _own(spec: ModelSpec, target: Target, lora_bytes: int) -> tuple[Cell, ...]:
     """Return the row of a chip whose cache is not the plain one."""
     kv = target.kv
-    bits = element_bits(kv, spec.head_dim)
+    bits = element_bits(kv, spec)
     held = "" if kv.slots is None else f"; {kv.retention} keeps {kv.slots} tokens of any sequence"
     return (
         f"{kv.codec}, {kv.retention}, {kv.layout}",

@@ -19,7 +19,9 @@ def refused(sentence: str) -> pytest.RaisesExc[SpecError]:
     return pytest.raises(SpecError, match=f"^{re.escape(sentence)}$")
 
 
-@pytest.mark.parametrize("name", KV_PRESETS)
+@pytest.mark.parametrize(
+    "name", [*KV_PRESETS, "kvc-q,wide_heads=7", "kvc-q,value_bits=4,head_table=0.2+3.1"]
+)
 def test_every_preset_reads_back_from_its_own_text_and_from_a_target_file(name: str) -> None:
     kv = parse_kv(name)
     assert parse_kv(kv.text()) == kv
@@ -66,6 +68,30 @@ def test_changing_an_axis_drops_what_its_old_value_used() -> None:
             f"'kivi-2bits'; did you mean 'kivi-2bit'?",
         ),
         ("int8,int4", "--kv must have KEY=VALUE after the preset's name, not 'int4'"),
+        (
+            "kvc-q,head_table=3",
+            "kv.head_table must be LAYER.HEAD+LAYER.HEAD..., as in 0.2+3.1, not '3'",
+        ),
+        (
+            "kvc-q,head_table=3.1+0.2",
+            "kv.head_table must be kv.wide_heads = 2 different heads in ascending order, not "
+            "[[3, 1], [0, 2]]",
+        ),
+        (
+            "kvc-q,wide_heads=1,head_table=0.2+3.1",
+            "kv.head_table must be kv.wide_heads = 1 different heads in ascending order, not "
+            "[[0, 2], [3, 1]]",
+        ),
+        (
+            "kvc-q,key_bits=4,value_bits=4,wide_heads=2",
+            "kv.wide_heads must be 0 with key_bits and value_bits 4, not 2: no head is wider than "
+            "that",
+        ),
+        (
+            "int4,wide_heads=2",
+            "kv.wide_heads must be left out with codec 'int4', retention 'all' and layout "
+            "'contiguous', which do not use it, not 2",
+        ),
         ("int4,groups=32", "KV key 'groups' is unknown; did you mean 'group'?"),
         ("int4,group=x", "kv.group must be a number of at least 0, not 'x'"),
         (

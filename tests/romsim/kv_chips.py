@@ -27,6 +27,7 @@ CONFIGS = (
     "kivi-2bit,residual=8,group=4,plain_sinks=3",
     "kivi-k4v2,residual=16,group=16,layout=paged,block=16",
     "kvc-q,heavy=4,window=3,key_bits=4",
+    "kvc-q,heavy=4,window=3,head_table=0.1",
     "streaming-llm,sinks=3,window=9",
     "streaming-llm,sinks=4,window=20,codec=int8,layout=paged,block=4",
     "window,window=8,codec=int4",

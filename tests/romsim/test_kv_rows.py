@@ -25,13 +25,21 @@ from romsim_compiler.durations import attention_cycles, block_cycles
 from romsim_compiler.formats import parse_format
 from romsim_compiler.kv import parse_kv
 from romsim_compiler.kv_cycles import block_extra, step_extra
-from romsim_compiler.kv_sram import MASS_BITS, element_bits, sequence_bits, stored_bits, table_bits
+from romsim_compiler.kv_sram import (
+    MASS_BITS,
+    element_bits,
+    model_bits,
+    sequence_bits,
+    stored_bits,
+    table_bits,
+)
 from romsim_compiler.memory_map import max_context
 from romsim_compiler.tables import tables
 from romsim_compiler.target_file import load_target
 from romsim_models.errors import CapacityError
 from romsim_models.registry import open_model
 from romsim_models.shapes import SHAPES
+from romsim_models.spec import ModelSpec
 from tests.romsim.kv_chips import SPEC, Recorded, filled, make_store, text, with_kv
 
 REPEATABLE = settings(deadline=None, derandomize=True, database=None, max_examples=25)
@@ -93,8 +101,7 @@ def test_law_2_bits_in_closed_form_are_the_words_written(
     kv = parse_kv(name)
     store = make_store(kv, 40)
     for position, _ in filled(store, n_tokens, seed=seed):
-        expected = SPEC.n_kv_heads * stored_bits(kv, SPEC.head_dim, position + 1)
-        assert store.held_bits == expected, position
+        assert store.held_bits == model_bits(kv, SPEC, position + 1), position
 
 
 @REPEATABLE
@@ -237,17 +244,22 @@ def test_t1_04_paging_wastes_less_than_a_page_and_costs_a_cycle_for_each(block: 
     )
 
 
+def heads_of(dim: int) -> ModelSpec:
+    """A model of heads of a size."""
+    return replace(SPEC, head_dim=dim)
+
+
 def test_t1_08_int8_is_8_25_bits_an_element() -> None:
     kv = parse_kv("int8")
-    assert element_bits(kv, 64) == element_bits(kv, 128) == 8 + 8 / 32
+    assert element_bits(kv, heads_of(64)) == element_bits(kv, heads_of(128)) == 8 + 8 / 32
     assert stored_bits(kv, 64, 7) == 7 * 2 * 64 * 8.25
 
 
 def test_t1_09_int4_is_4_5_or_5_bits_an_element_and_not_4() -> None:
     wide, narrow = parse_kv("int4-g64"), parse_kv("int4")
-    assert (element_bits(wide, 64), element_bits(narrow, 64)) == (4.5, 5.0)
-    assert round(16 / element_bits(wide, 128), 2) == 3.56
-    assert round(16 / element_bits(narrow, 128), 2) == 3.2
+    assert (element_bits(wide, heads_of(64)), element_bits(narrow, heads_of(64))) == (4.5, 5.0)
+    assert round(16 / element_bits(wide, heads_of(128)), 2) == 3.56
+    assert round(16 / element_bits(narrow, heads_of(128)), 2) == 3.2
 
 
 def test_t1_10_kivi_of_1000_tokens_takes_1154048_bits_a_head() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,10 @@ def test_t2_01_bits_are_the_words_written_and_the_closed_form(chip: Description)
     assert stored_bits(kv, 32, 27) == 24 * coded + 3 * 2 * 16 * 32
     # Of heads of 128 as published: 21 stages of 12 bits, and a length a head, not a KV width.
     wide = parse_kv("commvq-2bit,stages=21")
-    assert element_bits(wide, 128) == (12 * 21 / 128 + 16 / 128 + 2 + 16 / 128) / 2
+    assert (
+        element_bits(wide, replace(chip.spec, head_dim=128))
+        == (12 * 21 / 128 + 16 / 128 + 2 + 16 / 128) / 2
+    )
     entries = spec.n_layers * spec.n_kv_heads * (2 * 64 * 32 + (2 * 32 + 1) * 32)
     pairs = spec.n_layers * spec.n_kv_heads * 2 * 64**2
     assert codebook_bits(spec, kv) == 16 * entries + 32 * pairs
