@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import numpy as np
 from romsim.rtl_parts import build_seconds, full_width_tile, scaled_chip, sizes, whole_cost
 from romsim.verification import RtlPart, Waves
 from romsim.verify_rtl import compare_rtl
+from romsim.verify_rtl_sequences import ACTIONS, compare_sequences, page_order
 from romsim_compiler.formats import parse_format
 from romsim_compiler.pipeline import CompileOptions, compile_model
 from romsim_compiler.reduced import distinct_layers, one_layer
@@ -209,7 +211,8 @@ class _Pieces:
 
         Level ``unit`` issues the instructions of a layer one by one, each alone on the chip, for
         random tokens; level ``layer`` runs a layer as it is scheduled. Both take the first layer
-        of each shape, between the embedding and the LM head.
+        of each shape, between the embedding and the LM head. Where several sequences share pages,
+        level ``chip`` lets some start, fork and end, too.
         """
         prompt = self._prompt
         pieces = [("whole chip", chip)]
@@ -222,16 +225,40 @@ class _Pieces:
             ]
             rng = np.random.default_rng(0)
             prompt = [int(token) for token in rng.integers(chip.spec.vocab_size, size=len(prompt))]
-        return tuple(
-            self._compare(f"{prefix}{name}", piece, prompt, adapter) for name, piece in pieces
+        parts = [self._compare(f"{prefix}{name}", piece, prompt, adapter) for name, piece in pieces]
+        target = chip.target
+        if level == "chip" and target.schedule.n_slots > 1 and target.kv.layout == "paged":
+            parts.append(self._fork(f"{prefix}sequences that fork", chip))
+        return tuple(parts)
+
+    def _fork(self, name: str, chip: Description) -> RtlPart:
+        """Let sequences start, fork, step and end in an order drawn with a seed."""
+        draw = random.Random(0)
+        drawn = [(draw.choice(ACTIONS), draw.randrange(1 << 16)) for _ in range(2 * self._n_new)]
+        report = compare_sequences(
+            chip,
+            [("step", 7), ("fork", 0), ("step", 11), ("step", 12), *drawn],
+            options=self._chosen(chip),
+            sram_seed=SRAM_SEED,
+            page_order=page_order(chip, 0),
+            progress=self._saying(name, chip),
+        )
+        return RtlPart(name=name, chip=sizes(chip.target).text, report=report)
+
+    def _chosen(self, chip: Description) -> BuildOptions:
+        opt = "-O0" if sizes(chip.target).lanes <= _SMALL else "-O3"
+        return self._options or BuildOptions(opt=opt)
+
+    def _saying(self, name: str, chip: Description) -> Progress:
+        cost = f"compiling, about {build_seconds(chip.target) / 60:.0f} min of one processor"
+        return lambda stage, fraction: self.say(
+            f"{name}: {cost if stage == 'compiling' else stage}", fraction
         )
 
     def _compare(
         self, name: str, chip: Description, prompt: Sequence[int], adapter: str | None
     ) -> RtlPart:
-        opt = "-O0" if sizes(chip.target).lanes <= _SMALL else "-O3"
-        options = self._options or BuildOptions(opt=opt)
-        cost = f"compiling, about {build_seconds(chip.target) / 60:.0f} min of one processor"
+        options = self._chosen(chip)
         final = aside = None
         waves = self._waves
         if waves is not None:
@@ -251,9 +278,7 @@ class _Pieces:
                 waves=None
                 if waves is None or aside is None
                 else (aside, waves.first, waves.last + 1),
-                progress=lambda stage, fraction: self.say(
-                    f"{name}: {cost if stage == 'compiling' else stage}", fraction
-                ),
+                progress=self._saying(name, chip),
             )
             if waves is not None and aside is not None and final is not None:
                 if waves.first >= report.n_cycles:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from romsim.verify_rtl import Comparison
 from romsim_compiler.description import Description
 from romsim_compiler.kv_cycles import copy_cycles
 from romsim_compiler.program import Instruction
+from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.driver import RtlRun
 from romsim_rtl.driver_build import BuildOptions
 
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
     from romsim_rtl.driver import ProgramResult
     from romsim_rtl.driver_trace import ProgramTrace
 
-__all__ = ["SequenceComparison"]
+__all__ = ["ACTIONS", "SequenceComparison", "act", "compare_sequences", "page_order"]
+
+ACTIONS = ("step", "step", "step", "fork", "start", "free")
+"""What `act` does, as often as it is to be drawn."""
 
 _COPY = Instruction(op="copy of a page", unit="H", wait=(), layer=-1, token=0, slot=0)
 
@@ -54,6 +59,8 @@ class SequenceComparison:
         Order in which pages are taken.
     die
         What the chip is built for, if not for the description alone.
+    progress
+        Called with what is being done and the part that is done.
 
     Attributes
     ----------
@@ -76,6 +83,7 @@ class SequenceComparison:
         sram_seed: int | None = None,
         page_order: Sequence[int] | None = None,
         die: Die | None = None,
+        progress: Callable[[str, float], None] | None = None,
     ) -> None:
         self._description = description
         self._tally = Tally(description)
@@ -89,6 +97,7 @@ class SequenceComparison:
                 trace=file,
                 sram_seed=sram_seed,
                 page_order=page_order,
+                progress=progress,
             )
         except BaseException:
             self._folder.cleanup()
@@ -200,6 +209,78 @@ class SequenceComparison:
                 both.word_map.written(traces[number].writes.values()),
             )
         both.compare_programs(position, timelines, results, logits, traces[len(copied) :], words)
+
+
+def compare_sequences(
+    description: Description,
+    actions: Sequence[tuple[str, int]],
+    *,
+    options: BuildOptions | None = None,
+    sram_seed: int | None = None,
+    page_order: Sequence[int] | None = None,
+    die: Die | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> RtlReport:
+    """Run `act` on both machines; parameters as of `SequenceComparison`."""
+    with SequenceComparison(
+        description,
+        options=options,
+        sram_seed=sram_seed,
+        page_order=page_order,
+        die=die,
+        progress=progress,
+    ) as both:
+        act(both, description, actions)
+        return both.report()
+
+
+def page_order(description: Description, seed: int | None) -> list[int] | None:
+    """Permute the pages of a chip's KV cache; ``None`` leaves them as they are."""
+    if seed is None:
+        return None
+    sizes = AttentionSizes.of(
+        description.target,
+        description.spec,
+        context=description.context,
+        linear_frac=description.numerics.linear_frac,
+    )
+    return random.Random(f"pages {seed}").sample(range(sizes.n_pages), sizes.n_pages)
+
+
+def act(
+    both: SequenceComparison, description: Description, actions: Sequence[tuple[str, int]]
+) -> None:
+    """Start a sequence of three tokens and do what can be done of ``actions``.
+
+    "start", "fork" and "free" need a slot or a sequence to spare and are steps where there is none;
+    a step of a sequence that is as long as the context does nothing. At the end every sequence that
+    has room steps once more, so that what the others did to its pages shows.
+    """
+    n_slots, vocab_size = description.target.schedule.n_slots, description.spec.vocab_size
+    lengths: dict[int, int] = {}
+
+    def step(slot: int, number: int) -> None:
+        if lengths[slot] < description.context:
+            both.step(slot, number % vocab_size)
+            lengths[slot] += 1
+
+    def start(number: int) -> None:
+        lengths[both.start([(number + place) % vocab_size for place in range(3)])] = 3
+
+    start(5)
+    for what, number in actions:
+        slot = sorted(lengths)[number % len(lengths)]
+        if what == "free" and len(lengths) > 1:
+            both.free(slot)
+            del lengths[slot]
+        elif what == "fork" and len(lengths) < n_slots:
+            lengths[both.fork(slot)] = lengths[slot]
+        elif what == "start" and len(lengths) < n_slots:
+            start(number)
+        else:
+            step(slot, number)
+    for slot in sorted(lengths):
+        step(slot, 1)
 
 
 def _one_copy(words: Sequence[SramWrite], number: int) -> list[SramWrite]:

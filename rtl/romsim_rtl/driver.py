@@ -156,6 +156,8 @@ class RtlRun:
         if table:
             self._send("pages " + " ".join(f"{page} {number}" for page, number in table))
         self._entry_bits = (max(1, len(table) - 1)).bit_length()
+        if len(self._positions) > 1:
+            self.use_sequence(0)  # with random memories the host's signals begin with anything
 
     def __enter__(self) -> RtlRun:
         """Give the run itself."""

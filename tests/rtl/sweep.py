@@ -31,10 +31,9 @@ from hypothesis import strategies as st
 
 from romsim.rtl_report import RtlReport
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
-from romsim.verify_rtl_sequences import SequenceComparison
+from romsim.verify_rtl_sequences import ACTIONS, compare_sequences, page_order
 from romsim_compiler.description import Description
 from romsim_models.errors import RomsimError, SpecError
-from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.die import Die
 from romsim_rtl.driver_build import BuildOptions
 from tests.rtl.sweep_chips import (
@@ -50,12 +49,10 @@ __all__ = [
     "Failure",
     "Outcome",
     "Stimulus",
-    "act",
     "check",
     "compile_die",
     "fixed_stimulus",
     "main",
-    "page_order",
     "replay",
     "run_range",
     "save",
@@ -65,7 +62,6 @@ __all__ = [
 
 OPTIONS = BuildOptions(opt="-O0", trace=True)
 EXAMPLES = 4  # of prompts for each chip, besides the fixed ones
-_ACTIONS = ("step", "step", "step", "fork", "start", "free")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +144,7 @@ def fixed_stimulus(chip: SweepChip) -> Stimulus:
     """Prompts that every chip is run with: adapters in turn, no reset, a context that fills up."""
     draw = random.Random(f"prompts of chip {chip.seed}")
     if chip.has_forks:
-        steps = [(draw.choice(_ACTIONS), draw.randrange(1 << 16)) for _ in range(10)]
+        steps = [(draw.choice(ACTIONS), draw.randrange(1 << 16)) for _ in range(10)]
         forks = [("step", 1), ("fork", 0), ("step", 0), ("fork", 1), ("step", 1), ("step", 2)]
         return Stimulus(
             prompts=(), sram_seed=1 + chip.seed, page_seed=chip.seed, actions=(*forks, *steps)
@@ -179,7 +175,7 @@ def stimuli(draw: st.DrawFn, chip: SweepChip) -> Stimulus:
     has_pages = chip.kv_slots in ("pages", "forks")
     page_seed = draw(st.none() | st.integers(0, 1 << 20)) if has_pages else None
     if chip.has_forks:
-        action = st.tuples(st.sampled_from(_ACTIONS), st.integers(0, (1 << 16) - 1))
+        action = st.tuples(st.sampled_from(ACTIONS), st.integers(0, (1 << 16) - 1))
         actions = tuple(draw(st.lists(action, min_size=1, max_size=8)))
         return Stimulus(prompts=(), sram_seed=sram_seed, page_seed=page_seed, actions=actions)
     prompts: list[RtlPrompt] = []
@@ -209,11 +205,14 @@ Compare = Callable[[Description, Die, Stimulus], RtlReport]
 def _compare(description: Description, die: Die, stimulus: Stimulus) -> RtlReport:
     order = page_order(description, stimulus.page_seed)
     if stimulus.actions:
-        with SequenceComparison(
-            description, options=OPTIONS, die=die, sram_seed=stimulus.sram_seed, page_order=order
-        ) as both:
-            act(both, description, stimulus.actions)
-            return both.report()
+        return compare_sequences(
+            description,
+            stimulus.actions,
+            options=OPTIONS,
+            die=die,
+            sram_seed=stimulus.sram_seed,
+            page_order=order,
+        )
     return compare_rtl_prompts(
         description,
         stimulus.prompts,
@@ -222,55 +221,6 @@ def _compare(description: Description, die: Die, stimulus: Stimulus) -> RtlRepor
         sram_seed=stimulus.sram_seed,
         page_order=order,
     )
-
-
-def page_order(description: Description, seed: int | None) -> list[int] | None:
-    """Permute the pages of a chip's KV cache; ``None`` leaves them as they are."""
-    if seed is None:
-        return None
-    sizes = AttentionSizes.of(
-        description.target,
-        description.spec,
-        context=description.context,
-        linear_frac=description.numerics.linear_frac,
-    )
-    return random.Random(f"pages {seed}").sample(range(sizes.n_pages), sizes.n_pages)
-
-
-def act(
-    both: SequenceComparison, description: Description, actions: Sequence[tuple[str, int]]
-) -> None:
-    """Start a sequence of three tokens and do what can be done of ``actions``.
-
-    "start", "fork" and "free" need a slot or a sequence to spare and are steps where there is none;
-    a step of a sequence that is as long as the context does nothing. At the end every sequence that
-    has room steps once more, so that what the others did to its pages shows.
-    """
-    n_slots, vocab_size = description.target.schedule.n_slots, description.spec.vocab_size
-    lengths: dict[int, int] = {}
-
-    def step(slot: int, number: int) -> None:
-        if lengths[slot] < description.context:
-            both.step(slot, number % vocab_size)
-            lengths[slot] += 1
-
-    def start(number: int) -> None:
-        lengths[both.start([(number + place) % vocab_size for place in range(3)])] = 3
-
-    start(5)
-    for what, number in actions:
-        slot = sorted(lengths)[number % len(lengths)]
-        if what == "free" and len(lengths) > 1:
-            both.free(slot)
-            del lengths[slot]
-        elif what == "fork" and len(lengths) < n_slots:
-            lengths[both.fork(slot)] = lengths[slot]
-        elif what == "start" and len(lengths) < n_slots:
-            start(number)
-        else:
-            step(slot, number)
-    for slot in sorted(lengths):
-        step(slot, 1)
 
 
 def _run(

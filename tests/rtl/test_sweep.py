@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from romsim.cycle import CycleModel
 from romsim.rtl_report import RtlReport
 from romsim.verify_rtl import RtlPrompt, compare_rtl_prompts
-from romsim.verify_rtl_sequences import SequenceComparison
+from romsim.verify_rtl_sequences import SequenceComparison, act, page_order
 from romsim_compiler.description import Description
 from romsim_models.errors import SpecError
 from romsim_rtl.die import Die
@@ -26,12 +26,10 @@ from tests.rtl.sweep import (
     OPTIONS,
     Failure,
     Stimulus,
-    act,
     check,
     compile_die,
     fixed_stimulus,
     main,
-    page_order,
     replay,
     run_range,
     save,

@@ -66,6 +66,18 @@ def test_three_machines_agree(level: str, chip: Description, adapter: Path) -> N
         assert min(part.report.by_memory.values()) > 0
 
 
+def test_a_chip_of_several_sequences_lets_them_fork(tmp_path: Path) -> None:
+    target = sized_target("small", n_tiles=1, n_cells=1, heads_parallel=1, n_slots=3)
+    kv = "int8,layout=paged,block=4"
+    forking = compile_tiny("tiny-int4", tmp_path / "chip", target=target, kv=kv, context=16)
+    report = romsim.verify(forking, tokens=IDS, n_new=3, level="chip", options=OPTIONS)
+    assert [part.name for part in report.rtl] == ["whole chip", "sequences that fork"]
+    assert report.passed
+    assert report.rtl[1].report.by_operator["copy of a page"] > 0
+    values = report.to_json()["rtl"]
+    assert [part["n_mismatches"] for part in values] == [0, 0]
+
+
 def test_instructions_one_by_one_never_overlap(chip: Description) -> None:
     from romsim_compiler.reduced import one_layer
 
