@@ -100,6 +100,7 @@ def scenarios(bench: Bench, seeds: range) -> Iterator[Scenario]:
 
 def run_seeds(shape: Shape, folder: Path, seeds: range) -> None:
     bench = Bench(shape, folder)
+    assert len(bench.watched) > 20
     n_values = 0
     for scenario in scenarios(bench, seeds):
         scenario.check(*bench.run(scenario.gains))

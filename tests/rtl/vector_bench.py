@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,6 +169,10 @@ class Run:
     beats: list[Beat]
     writes: dict[str, dict[tuple[int, int], int]]  # buffer -> (address, lane) -> value
     cycles: dict[str, list[int]]  # buffer -> cycles with a write
+    results: dict[int, list[int]]  # cycle -> lanes of the result register, where it is valid
+    angles: dict[tuple[int, int, int], tuple[int, int]]  # (group, address, pair) -> sine, cosine
+    reads: dict[str, int]  # memory -> its reads, those of idle cycles before it included
+    changes: dict[str, int]  # data register -> cycles in which it changed, likewise
 
 
 class Bench:
@@ -188,13 +193,24 @@ class Bench:
         self.arguments = [f"+romdir={folder}"]
         folder.mkdir(parents=True, exist_ok=True)
         self.files = self.emit(folder)
+        self.watched = _watched(self.files)
         (folder / "shape.h").write_text(
-            _shape_header(shape, shape.unit(), is_traced) + self.PREPARE
+            _shape_header(shape, shape.unit(), is_traced, self.watched) + self.PREPARE
         )
         extra = []
         if is_traced:
             trace = folder / "traced.vlt"
-            trace.write_text('`verilator_config\npublic_flat_rd -module "romsim_sram" -var "w_*"\n')
+            trace.write_text(
+                "`verilator_config\n"
+                'public_flat_rd -module "romsim_sram" -var "w_*"\n'
+                'public_flat_rd -module "romsim_sram" -var "r_en"\n'
+                'public_flat_rd -module "romsim_rom" -var "r_en"\n'
+                'public_flat_rd -module "romsim_vector_group" -var "v*"\n'
+                + "".join(
+                    f'public_flat_rd -module "romsim_vector_group" -var "{name}"\n'
+                    for name in self.watched
+                )
+            )
             extra.append(trace)
         self.build = verilate(
             [*extra, *self.files],
@@ -285,7 +301,7 @@ class Bench:
 
     def parse(self, text: str) -> tuple[list[Run], list[tuple[int, int, int]]]:
         """Read a log: what each instruction did, and the answers."""
-        return _parse(text, self.shape)
+        return _parse(text, self.watched)
 
     def simulate(self, gains: Sequence[int] = ()) -> str:
         """Run what is queued and return its log."""
@@ -330,7 +346,7 @@ def emit(shape: Shape, folder: Path, gain_words: Sequence[int] = ()) -> list[Pat
     return [*files, VERILOG / "romsim_sram.v", VERILOG / "romsim_rom.v"]
 
 
-def _shape_header(shape: Shape, unit: VectorUnit, is_traced: bool) -> str:
+def _shape_header(shape: Shape, unit: VectorUnit, is_traced: bool, registers: Iterable[str]) -> str:
     n_lanes, n_groups = shape.n_lanes, shape.n_lanes // 32
     em_words = -(-shape.target.array.word_bits // 32)
     lines = [
@@ -364,30 +380,86 @@ def _shape_header(shape: Shape, unit: VectorUnit, is_traced: bool) -> str:
         "static void set_em(Top& top, const uint32_t* d) "
         "{ std::memcpy(&top.em_data, d, 4 * EM_WORDS); }"
     )
-    lines.append("template <class F> static void trace_memories(Top& top, F log) {")
-    if is_traced:
-        buffers = ["x", *(f"y{bank}" for bank in range(unit.group_config.y_banks))]
-        for group in range(n_groups):
-            for name in buffers:
-                at = f"top.rootp->romsim_vector__DOT__group{group}__DOT__{name}__02emacro__DOT__w_"
-                args = f"{at}en, {at}addr, {at}mask, {at}data.data()"
-                lines.append(f'  log("{name}", {group}, {args});')
-    else:
-        lines.append("  (void)top; (void)log;")
-    lines.append("}")
+    lines += _trace_code(unit, n_groups, registers) if is_traced else _UNTRACED
     return "\n".join(lines) + "\n"
+
+
+READS = ("x", "y", "sc", "gains", "o", "d", "l")
+"""Memories whose reads are counted, those of all lane groups together."""
+
+
+def _watched(files: Sequence[Path]) -> dict[str, str]:
+    """Data registers of lane 0 of the first group, with the operator that they are for.
+
+    A register of which only a part is needed has another name in the Verilog, and is left out.
+    """
+    names = {
+        "norm": "norm_u0 norm_square0 norm_part0 squares norm_x0 norm_xr0 norm_n0 norm_nw0",
+        "rope": "rope_sine0 rope_cosine0 rope_kept0 rope_rotated0 rope_scaled0 rope_passed0",
+        "attn_out": "attn_reduced0 attn_product0",
+        "glu": "glu_up0_0 glu_up1_0 glu_up2_0 glu_gate0 glu_size0 glu_held0 glu_weight0 "
+        "glu_active0 glu_product0",
+        "embed": "embed_code0 embed_product0 embed_total0",
+    }
+    text = "\n".join(path.read_text() for path in files)
+    return {
+        name: op
+        for op, listed in names.items()
+        for name in listed.split()
+        if re.search(rf"\] {name};", text)
+    }
+
+
+_HEADS = (
+    "template <class F> static void trace_memories(Top& top, F log)",
+    "template <class F> static void trace_results(Top& top, F log)",
+    "static void count_reads(Top& top, int* reads)",
+    "static void look_at_registers(Top& top, uint64_t* registers)",
+)
+_UNTRACED = [f"#define N_READS {len(READS)}", "#define N_REGISTERS 1"] + [
+    f"{head} {{ (void)top; (void){head.split()[-1].rstrip(')').lstrip('*')}; }}" for head in _HEADS
+]
+
+
+def _trace_code(unit: VectorUnit, n_groups: int, names: Iterable[str]) -> list[str]:
+    root = "top.rootp->romsim_vector__DOT__"
+    ys = [f"y{bank}" for bank in range(unit.group_config.y_banks)]
+    writes, results = [], []
+    counts = [f"reads[{READS.index(name)}] += top.{name}_en;" for name in "odl"]
+    counts.append(f"reads[{READS.index('gains')}] += {root}gains__02emacro__DOT__r_en;")
+    for group in range(n_groups):
+        scope = f"{root}group{group}__DOT__"
+        for name in ("x", *ys, "sc"):
+            macro = f"{scope}{name}__02emacro__DOT__"
+            at = f"{macro}w_"
+            words = 22 if name == "sc" else 32
+            args = f"{at}en, {at}addr, {at}mask, {at}data.data(), {words}"
+            writes.append(f'  log("{name}", {group}, {args});')
+            counts.append(f"reads[{READS.index(name.rstrip('0123456789'))}] += {macro}r_en;")
+        lanes = ", ".join(f"static_cast<uint32_t>({scope}v{lane})" for lane in range(32))
+        results.append(
+            f"  if ({scope}v_valid) "
+            f"{{ const uint32_t lanes[] = {{ {lanes} }}; log({group}, lanes); }}"
+        )
+    registers = [
+        f"  registers[{index}] = {root}group0__DOT__{name};" for index, name in enumerate(names)
+    ]
+    bodies = ["\n".join(lines) for lines in (writes, results, counts, registers)]
+    code = [f"{head} {{\n{body}\n}}" for head, body in zip(_HEADS, bodies, strict=True)]
+    sizes = [f"#define N_READS {len(READS)}", f"#define N_REGISTERS {len(registers)}"]
+    return [*sizes, *code]
 
 
 def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _parse(text: str, shape: Shape) -> tuple[list[Run], list[tuple[int, int, int]]]:
+def _parse(text: str, watched: Iterable[str]) -> tuple[list[Run], list[tuple[int, int, int]]]:
     runs: list[Run] = []
     answers: list[tuple[int, int, int]] = []
 
     def fresh() -> Run:
-        return Run(0, [], defaultdict(dict), defaultdict(list))
+        return Run(0, [], defaultdict(dict), defaultdict(list), defaultdict(list), {}, {}, {})
 
     current = fresh()
     for line in text.splitlines():
@@ -412,6 +484,22 @@ def _parse(text: str, shape: Shape) -> tuple[list[Run], list[tuple[int, int, int
                     groups=tuple(groups),
                 )
             )
+        elif kind == "V":
+            data = int(parts[2], 16)
+            current.results[int(parts[0])] += [
+                _signed(data >> 32 * k & 0xFFFFFFFF, 32) for k in range(32)
+            ]
+        elif kind == "C":
+            current.reads = dict(zip(READS, map(int, parts), strict=True))
+        elif kind == "T":
+            current.changes = dict(zip(watched, map(int, parts), strict=True))
+        elif kind == "sc":
+            group, address, mask = int(parts[1]), int(parts[2]), int(parts[3], 16)
+            data = int(parts[4], 16)
+            for k in range(16):
+                if mask >> k & 1:
+                    pair = tuple(_signed(data >> 44 * k + at & 0x3FFFFF, 22) for at in (0, 22))
+                    current.angles[group, address, k] = (pair[0], pair[1])
         elif kind == "F":
             current.duration = int(parts[0])
             runs.append(current)

@@ -131,9 +131,17 @@ class Golden:
         return [self.sat32(shr(code * multiplier, shift)) for code in codes]
 
     def norm(
-        self, x: Sequence[int], gains: Sequence[int], *, eps: int, root: int, gain_shift: int
+        self,
+        x: Sequence[int],
+        gains: Sequence[int],
+        *,
+        eps: int,
+        root: int,
+        gain_shift: int,
+        buffer: Sequence[int],
     ) -> list[int]:
-        t = max(or_magnitudes(x).bit_length() - 24, -10)
+        """Norm of ``x``, which is the beginning of what ``buffer`` holds."""
+        t = max(or_magnitudes(buffer).bit_length() - 24, -10)
         n = sum(shr(value, t) ** 2 for value in x) + rne(eps, 2 * (t + 10))
         y, h = self.rsqrt(n)
         scale = rne(y * root, 26)

@@ -1,5 +1,5 @@
 // Drives a Verilated vector unit: unit H's read ports as memories, stimuli from a file, and every
-// buffer write, broadcast and busy cycle as a line of text.
+// buffer write, result register, broadcast and busy cycle as a line of text, and reads counted.
 #include <ctime>
 #include <cinttypes>
 #include <cstdint>
@@ -18,6 +18,9 @@ static std::vector<uint32_t> l_memory(1 << 10);
 static int64_t cycle = 0;
 static bool quiet = false;
 static FILE* out = nullptr;
+static int reads[N_READS];  // since the last instruction ended
+static int changes[N_REGISTERS];  // likewise
+static uint64_t registers[N_REGISTERS];
 
 static uint32_t word(FILE* f) {
   uint32_t value;
@@ -30,10 +33,16 @@ static void print_wide(const uint32_t* words, int n) {
 }
 
 static void log_writes(const char* name, int group, bool en, uint32_t addr, uint32_t mask,
-                       const uint32_t* data) {
+                       const uint32_t* data, int n_words) {
   if (!en) return;
   fprintf(out, "%s %" PRId64 " %d %u %08" PRIx32 " ", name, cycle, group, addr, mask);
-  print_wide(data, 32);
+  print_wide(data, n_words);
+  fputc('\n', out);
+}
+
+static void log_results(int group, const uint32_t* lanes) {
+  fprintf(out, "V %" PRId64 " %d ", cycle, group);
+  print_wide(lanes, 32);
   fputc('\n', out);
 }
 
@@ -41,6 +50,12 @@ static void step(Vromsim_vector& top) {
   top.eval();
   if (!quiet) {
     trace_memories(top, log_writes);
+    trace_results(top, log_results);
+    count_reads(top, reads);
+    uint64_t now[N_REGISTERS] = {};
+    look_at_registers(top, now);
+    for (int i = 0; i < N_REGISTERS; ++i) changes[i] += now[i] != registers[i];
+    std::memcpy(registers, now, sizeof now);
     if (top.bc_kind) {
       fprintf(out, "B %" PRId64 " %d %d %d %d %d %x", cycle, top.bc_kind, top.bc_token,
               top.bc_layer, top.bc_pos, top.bc_block, top.bc_mask);
@@ -169,7 +184,17 @@ int main(int argc, char** argv) {
         if (cycle > 100000) return 4;
       }
       top.em_valid = 0;
-      fprintf(out, "F %" PRId64 "\n", cycle);
+      fputs("C", out);
+      for (auto& one : reads) {
+        fprintf(out, " %d", one);
+        one = 0;
+      }
+      fputs("\nT", out);
+      for (auto& one : changes) {
+        fprintf(out, " %d", one);
+        one = 0;
+      }
+      fprintf(out, "\nF %" PRId64 "\n", cycle);
     } else if (op == 5) {  // idle cycles
       for (uint32_t n = word(in); n; --n) step(top);
     } else if (op == 6) {

@@ -42,6 +42,7 @@ class Scenario:
         self.checks: list[tuple[str, Check]] = []
         self.early: dict[int, list[int]] = {}  # token -> rows that came during another's work
         self.n_values = 0
+        self.planes = 1  # of the last embedding
 
     # --- random data ------------------------------------------------------------------------
 
@@ -118,15 +119,25 @@ class Scenario:
         words: Sequence[tuple[int, ...]] = (),
         rows: tuple[int, Sequence[int]] = (0, ()),
         fields: dict[str, int] | None = None,
+        values: Sequence[int] | None = None,
+        reads: dict[str, int] | None = None,
     ) -> None:
+        """Queue an instruction; ``values`` pass the result register, ``reads`` in beats."""
         # noise in the fields that the operator does not use
         word = {"op": OPS[op], "token": token, "layer": self.random.randrange(256), "slot": 5}
         layer = word["layer"]
         self.bench.start(word | (fields or {}), pos=pos, words=words, rows=rows)
 
+        number, planes = len(self.checks), self.planes
+
         def whole(run: Run) -> None:
             assert run.duration == wanted, (op, run.duration, wanted)
             self._take_rows(run, *rows)
+            self._expect_reads(run, reads or {})
+            if number:  # before the first, registers hold anything
+                self._expect_changes(op, run, planes)
+            if values is not None:
+                self._expect_results(run, values)
             for beat in run.beats:
                 assert (beat.token, beat.layer, beat.pos) == (token, layer, pos)
             if run.beats:
@@ -153,6 +164,29 @@ class Scenario:
         ]
         if not run.writes[name]:
             run.cycles.pop(name)
+
+    def _expect_reads(self, run: Run, reads: dict[str, int]) -> None:
+        """Memories are read in the beats of the operator, and never else."""
+        copies = dict.fromkeys(("x", "y", "sc"), self.shape.n_lanes // 32)
+        wanted = {name: n * copies.get(name, 1) for name, n in reads.items()}
+        assert {name: n for name, n in run.reads.items() if n} == wanted
+
+    def _expect_changes(self, op: str, run: Run, planes: int) -> None:
+        """Data registers are loaded in the beats of their operator, and never else."""
+        for name, mine in self.bench.watched.items():
+            most = len(run.results) if mine == op else 0
+            if mine == op == "embed" and "code" in name:
+                most *= planes
+            if mine == op == "glu" and "up" in name:
+                most += 1  # a word is read in advance
+            assert run.changes[name] <= most, (op, name)
+
+    def _expect_results(self, run: Run, values: Sequence[int]) -> None:
+        """All bits of the results, of which a code shows the upper ones only."""
+        n_lanes = self.shape.n_lanes
+        padded = [*values, *[0] * (-len(values) % n_lanes)]
+        beats = [padded[at : at + n_lanes] for at in range(0, len(padded), n_lanes)]
+        assert list(run.results.values()) == beats
 
     def y_place(self, token: int) -> tuple[str, int]:
         """Y buffer and first address of a token."""
@@ -221,7 +255,7 @@ class Scenario:
             sum(value_of[plane[index]] << place * p for p, plane in enumerate(digits))
             for index in range(shape.dim)
         ]
-        offset = 0 if whole_matrix else rnd.choice([0, 8, 128])
+        offset = 0 if whole_matrix else rnd.choice([0, 8, 128, rnd.randrange(256)])
         has_minimum = not whole_matrix and array.min_bits > 0 and rnd.random() < 0.5
         n_fields = n_words * array.n_scales
         top = rnd.choice([12, 20, 31])
@@ -232,7 +266,7 @@ class Scenario:
         scales = [half() for _ in range(n_fields)]
         minima = [half() for _ in range(n_fields)]
         multiplier = rnd.randrange(1 << 23, 1 << 24)
-        shift = rnd.choice([-40, -3, 0, 5, 16, 30, 31, 70])
+        shift = rnd.choice([-40, -3, 0, 5, 16, 30, 31, 70, rnd.randrange(-30, 64)])
         fields = {"planes": planes, "offset": offset}
         if whole_matrix:
             fields |= {"multiplier": multiplier, "out_shift": shift}
@@ -264,28 +298,46 @@ class Scenario:
     def sincos(self, token: int, pos: int) -> None:
         angles = [self.golden.sincos(one, pos) for one in self.shape.increments]
         self.tokens[token].angles = angles
-        self.queue("sincos", token, self.cycles("sincos"), lambda run: None, pos=pos)
+        n_groups = self.shape.n_lanes // 32
+        base = token * (len(angles) // 16)
+        wanted = {
+            (group, base + index // 16, index % 16): pair
+            for index, pair in enumerate(angles)
+            for group in range(n_groups)
+        }
+
+        def check(run: Run) -> None:
+            assert run.angles == wanted
+
+        self.queue("sincos", token, self.cycles("sincos"), check, pos=pos)
 
     def norm(self, token: int, *, from_y: int = 0, name: str = "output_norm") -> None:
         rnd, n_lanes = self.random, self.shape.n_lanes
-        source = self.tokens[token].y[:from_y] if from_y else self.tokens[token].x
-        length = len(source)
+        whole = self.tokens[token].y[:from_y] if from_y else self.tokens[token].x
+        # a vector may be shorter than what its buffer holds
+        length = len(whole) if rnd.random() < 0.6 else rnd.randrange(1, len(whole) + 1)
+        source = whole[:length]
         base = len(self.gains) // n_lanes
         gains = [rnd.randrange(-(1 << 23) + 1, 1 << 23) for _ in range(length)]
         g = rnd.randrange(0, 30)
         largest = max(abs(one) for one in gains) / 2**g
         out_frac = min(24, 30 - math.ceil(math.log2(math.sqrt(length) * largest)))
-        out_frac -= rnd.choice([0, 10, 20, 23])  # results of 31 bits or less
+        out_frac -= rnd.choice([0, 0, 3, 10, 20, 23])  # results of 31 bits or less
         gain_shift = 22 + g - out_frac
         self.gains += gains + [rnd.randrange(1 << 20)] * (-length % n_lanes)
         root = round(math.sqrt(length) * 2**16)
         frac = 16 if from_y else 14
         eps = round(rnd.choice([1e-5, 1e-6, 1e-12]) * length * 2 ** (20 + 2 * frac))
-        values = self.golden.norm(source, gains, eps=eps, root=root, gain_shift=gain_shift)
+        if rnd.random() < 0.4:
+            eps = rnd.getrandbits(rnd.randrange(1, 62))
+        values = self.golden.norm(
+            source, gains, eps=eps, root=root, gain_shift=gain_shift, buffer=whole
+        )
+        beats = self.shape.beats
         self.queue(
             "norm",
             token,
-            self.cycles("norm", operand=name),
+            self.cycles("norm", operand=name) - 2 * (beats(len(whole)) - beats(length)),
             self.expect_blocks(values, 1),
             fields={
                 "n_cols": length,
@@ -294,6 +346,11 @@ class Scenario:
                 "eps_term": eps,
                 "multiplier": root,
                 "from_y": int(from_y > 0),
+            },
+            values=values,
+            reads={
+                "y" if from_y else "x": 2 * beats(length),
+                "gains": beats(length),
             },
         )
 
@@ -310,7 +367,15 @@ class Scenario:
             n_kv_heads=shape.n_kv_heads,
             query_scale=shape.query_scale,
         )
-        self.queue("rope", token, self.cycles("rope"), self.expect_blocks(values, 2), pos=pos)
+        self.queue(
+            "rope",
+            token,
+            self.cycles("rope"),
+            self.expect_blocks(values, 2),
+            pos=pos,
+            values=values,
+            reads=dict.fromkeys(("y", "d", "sc"), shape.beats(n)),
+        )
 
     def attn_out(self, token: int) -> None:
         shape, rnd = self.shape, self.random
@@ -325,7 +390,7 @@ class Scenario:
         self.bench.load("l", totals)
         self.bench.load("o", sums + [rnd.getrandbits(62)] * (-n % shape.n_lanes))
         values = self.golden.attn_out(sums, totals)
-        self._give("attn_out", token, values, 1)
+        self._give("attn_out", token, values, 1, {"l": shape.n_heads, "o": shape.beats(n)})
 
     def meanwhile(self, token: int, op: str) -> tuple[int, Sequence[int]]:
         """Maybe the next token's q, k and v, in as far as they come while this one works."""
@@ -341,25 +406,38 @@ class Scenario:
     def glu(self, token: int) -> None:
         shape = self.shape
         n = 2 * shape.hidden_dim
-        bits = self.random.choice([None, 10, 14])
+        bits = self.random.choice([None, 10, 14, 19])
         y = self.rows(token, n, bits)
         summed = self.golden.add(y, self.lora(n, bits))
         gate, up = summed[: shape.hidden_dim], summed[shape.hidden_dim :]
         values = self.golden.glu(gate, up, shape.activation)
-        self._give("glu", token, values, 2)
+        reads = dict.fromkeys(("y", "d"), 2 * shape.beats(shape.hidden_dim) + 1)
+        self._give("glu", token, values, 2, reads)
 
-    def _give(self, op: str, token: int, values: list[int], step: int) -> None:
+    def _give(
+        self, op: str, token: int, values: list[int], step: int, reads: dict[str, int]
+    ) -> None:
         if self.shape.has_sub_norms and self.random.random() < 0.8:
             self.tokens[token].y[: len(values)] = values
             check = self.expect_y(token, len(values))
             rows = self.meanwhile(token, op) if op == "glu" else (0, ())
-            self.queue(op, token, self.cycles(op), check, rows=rows, fields={"to_y": 1})
+            fields = {"to_y": 1}
+            self.queue(
+                op,
+                token,
+                self.cycles(op),
+                check,
+                rows=rows,
+                fields=fields,
+                values=values,
+                reads=reads,
+            )
             name = {"attn_out": "attn_sub_norm", "glu": "ffn_sub_norm"}[op]
             self.norm(token, from_y=len(values), name=f"blk.0.{name}")
         else:
             rows = self.meanwhile(token, op) if op == "glu" else (0, ())
             check = self.expect_blocks(values, 1, step=step)
-            self.queue(op, token, self.cycles(op), check, rows=rows)
+            self.queue(op, token, self.cycles(op), check, rows=rows, values=values, reads=reads)
 
     def resid(self, token: int) -> None:
         n, x = self.shape.dim, self.tokens[token].x
@@ -367,7 +445,15 @@ class Scenario:
         bits = self.random.choice([None, 1, 5]) if max(map(abs, x)) < 64 else None
         o = self.golden.add(self.rows(token, n, bits), self.lora(n, bits))
         self.tokens[token].x = self.golden.resid(x, o)
-        self.queue("resid", token, self.cycles("resid"), self.expect_x(token))
+        reads = dict.fromkeys(("x", "y", "d"), self.shape.beats(n))
+        self.queue(
+            "resid",
+            token,
+            self.cycles("resid"),
+            self.expect_x(token),
+            values=self.tokens[token].x,
+            reads=reads,
+        )
 
     def logits(self) -> tuple[int, int]:
         n = self.shape.vocab_size
