@@ -21,6 +21,7 @@ from romsim.area_parts import (
     sum_bits,
 )
 from romsim.area_synthesised import has_rtl, rtl_parts_of
+from romsim_compiler.kv_sram import codebook_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
@@ -250,6 +251,8 @@ def estimate_area(
         _l_units(build, parts, target)
     _x_buffers(build, parts, target, widths)
     _h_memories(build, parts, target, widths)
+    if target.kv.codec == "commvq":
+        _codebooks(build, parts, target, spec, style)
     if is_rtl:
         build.add("H-units", "tile logic", target.array.n_tiles, rtl_parts_of(tech).htile(target))
     else:
@@ -327,6 +330,21 @@ def _h_memories(build: _Builder, parts: Parts, target: Target, widths: _Widths) 
     build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
     sums = parts.sram(-(-widths.heads // 16), 16 * sum_bits(target.formats.kv))
     build.add("H-units", "sum buffer", tiles, sums)
+
+
+def _codebooks(
+    build: _Builder, parts: Parts, target: Target, spec: ModelSpec | None, style: str
+) -> None:
+    """Add CommVQ's codebooks: each tile decodes its own tokens, so that each has all of them."""
+    if spec is None:
+        raise SpecError(
+            f"Area of target {target.name!r} with KV codec 'commvq' must be that of a model, whose "
+            f"codebooks are ROM in every tile; give the model"
+        )
+    bits = 16 * min(spec.head_dim, target.attention.word_elems)
+    words = -(-codebook_bits(spec, target.kv) // bits)
+    rom = parts.rom(words, bits, style=style, zero_bits=0.5, logic=WEIGHT_LOGIC)
+    build.add("H-units", "CommVQ codebooks", target.array.n_tiles, rom)
 
 
 def _h_units(build: _Builder, parts: Parts, target: Target) -> None:

@@ -137,7 +137,7 @@ def candidates(
         mappings = dict(zip((g.name for g in groups), size_groups(groups, sized), strict=True))
         timing = TimingModel(spec=spec, target=sized, mappings=mappings, decode=decode)
         cycles = timing.decode_cycles([context // 2])[0]
-        area = chip_area_mm2(sized)
+        area = chip_area_mm2(sized, spec)
         result.append(Candidate(target=sized, cycles=cycles, area_mm2=area))
     return result
 

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
 from romsim.area import AreaReport, chip_area_mm2, estimate_area
 from romsim.area_parts import Part, parts_of
+from romsim_compiler.kv import parse_kv
+from romsim_compiler.kv_sram import codebook_bits
 from romsim_compiler.target_file import list_targets, load_target
 from romsim_compiler.technology import GRADES, Range
 from romsim_compiler.technology_file import load_technology
@@ -205,6 +208,24 @@ def test_synthesised_area_replaces_the_estimate() -> None:
 def test_impossible_request_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=rf"^{message}$"):
         estimate_area(load_target("small"), **arguments)  # type: ignore[arg-type]
+
+
+def test_codebooks_stand_in_every_tile() -> None:
+    spec, plain = SHAPES["smollm2"], load_target("roma-7nm-g32")
+    target = replace(plain, kv=parse_kv("commvq-1bit"))
+    report = estimate_area(target, spec=spec)
+    row = report.component("H-units", "CommVQ codebooks")
+    assert row.count == plain.array.n_tiles == 256
+    words = codebook_bits(spec, target.kv) / (64 * 16)
+    assert row.formula.startswith(f"ROM macro {words:.0f} x 1024 b at ")
+    more = report.total_mm2.mid - estimate_area(plain, spec=spec).total_mm2.mid
+    assert more > row.area_um2.mid / 1e6 > 100
+    sentence = (
+        "Area of target 'roma-7nm-g32' with KV codec 'commvq' must be that of a model, whose "
+        "codebooks are ROM in every tile; give the model"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        estimate_area(target)
 
 
 def test_unknown_component_is_named_with_what_there_is() -> None:

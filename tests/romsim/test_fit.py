@@ -44,7 +44,7 @@ def test_every_candidate_holds_the_model(model: Checkpoint, tmp_path: Path) -> N
         rom = chip.manifest["rom"]
         assert rom["words_used"] == rom["words_available"]  # not a word more than needed
         assert decode_rates(chip, [100])[0]["cycles"] == candidate.cycles
-        assert chip_area_mm2(candidate.target) == candidate.area_mm2
+        assert chip_area_mm2(candidate.target, model.spec) == candidate.area_mm2
         assert candidate.cost == candidate.area_mm2 * candidate.cycles
 
 
