@@ -14,6 +14,7 @@ import numpy as np
 
 from romsim.cycle.trace import ALL_TILES
 from romsim.rtl_words_kivi import KIVI_MEMORY, late_cycles, model_late, rtl_late
+from romsim.rtl_words_mass import MASS_MEMORIES, MASS_MEMORY, model_mass, rtl_mass
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.encoding import first_row
@@ -41,7 +42,7 @@ ELEMENT = np.dtype(
 Place = tuple[str, int]
 """A memory's name, and the tile, or -1 for unit V."""
 
-_SHARED = ("K", "V", "KC", "VC", "KG")  # not kept by in-flight index
+_SHARED = ("K", "V", "KC", "VC", "KG", *MASS_MEMORIES)  # not kept by in-flight index
 _XB_WORD = MX_BLOCK + 2  # codes, shift, sum of codes
 _WORD_DELAY = 4  # cycles from a word of the embedding at unit V to X
 _ROW_DELAY = MATVEC_CYCLES - 1  # from a step's last word to its rows at the wires
@@ -142,10 +143,11 @@ class WordMap:
         idle = word.idle
         if instruction.op == "attn":
             n_tokens = position + word.token + 1
+            if word.memory in MASS_MEMORIES:
+                return model_mass(word, self._sizes, n_tokens)
             if word.memory in ("VC", "KC", "KG"):
                 return model_late(word, self._description, self._sizes, n_tokens)
             idle -= late_cycles(self._description, n_tokens)
-        if instruction.op == "attn":
             # a beat's sum over the tiles joins the nodes of the merge stack one a cycle
             held = self._target.kv.held(position + word.token + 1)
             last_block = (held - 1) // self._target.attention.attn_block
@@ -291,6 +293,8 @@ class WordMap:
             return self._rtl_encoded(one, int(match[1]), match[2], match[3])
         if match := re.fullmatch(KIVI_MEMORY, name):
             return rtl_late(one, match, self._sizes)
+        if match := re.fullmatch(MASS_MEMORY, name):
+            return rtl_mass(one, match, self._sizes)
         if match := re.fullmatch(r"hside0\.(o|l)_buffer(\d+)", name):
             return self._rtl_sums(one, match[1], int(match[2]))
         return []

@@ -26,9 +26,7 @@ _ALL_TILES = -1
 
 
 def late_cycles(description: Description, n_tokens: int) -> int:
-    """Return the cycles at the end of ``attn`` in which codes are made, 0 with other codecs."""
-    if description.target.kv.codec != "kivi":
-        return 0
+    """Return the cycles at the end of ``attn`` in which codes are made, or masses counted."""
     return sum(step_extra(n_tokens, spec=description.spec, target=description.target))
 
 

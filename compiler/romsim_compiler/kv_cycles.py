@@ -31,7 +31,7 @@ CODEC_CYCLES = {
 
 _ENCODE = 8  # pipeline fill of a quantiser: minimum and maximum, reciprocal, codes
 _LATE = 10  # of KIVI's: 2 in a tile, 1 for decoding words, 7 of the encoder
-_UPDATE = 6  # pipeline fill of the pass that adds attention mass, and of the argmin tree
+_UPDATE = 15  # reciprocals (7), shifts (2), shares of attention, sum and argmin (5), tiles (1)
 
 _Cycles = tuple[int, int]  # of the KV port, of latency
 
@@ -87,8 +87,6 @@ def block_extra(
     table = 0
     if kv.layout == "paged":
         table = _ceil(last, kv.block) - first // kv.block
-    elif kv.layout == "slotmap":
-        table = spec.n_kv_heads
     return port, table + CODEC_CYCLES[kv.codec][1]
 
 
@@ -136,11 +134,9 @@ def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
         passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
         local = _ceil(kv.held(n_tokens), tiles)
         port, latency = passes * local, spec.n_heads + hop + _UPDATE
-        if n_tokens > kv.heavy + kv.window:
-            port += spec.n_kv_heads * local  # the argmin
-            if kv.codec == "tiered":
-                port += spec.n_kv_heads * 2 * 2 * words
-                latency += _ENCODE
+        if n_tokens > kv.heavy + kv.window and kv.codec == "tiered":
+            port += spec.n_kv_heads * 2 * 2 * words
+            latency += _ENCODE
         return port, latency
     return 0, 0
 

@@ -171,14 +171,11 @@ def codebook_bits(spec: ModelSpec, kv: KvConfig) -> int:
 def table_bits(spec: ModelSpec, kv: KvConfig, n_slots: int) -> int:
     """Return the bits of a sequence's tables for ``n_slots`` slots, all layers together.
 
-    A block table is shared by layers and heads; a slot map is of a layer and KV head.
+    A block table is shared by layers and heads; in other layouts a slot's row is its number.
     """
     if kv.layout == "paged":
         n_blocks = -(-n_slots // kv.block)
         return n_blocks * max(1, (n_blocks - 1).bit_length())
-    if kv.layout == "slotmap":
-        each = n_slots * max(1, (n_slots - 1).bit_length())
-        return each * spec.n_layers * spec.n_kv_heads
     return 0
 
 
@@ -204,16 +201,18 @@ def sequence_bits(spec: ModelSpec, target: Target, n_tokens: int) -> int:
         head += rows // kv.residual * kv.residual * _pair_bits(kv, dim)
     elif kv.codec == "tiered":
         wide = min(rows, kv.heavy + kv.window + 1 + spare)
-        head = wide * (_wide_bits(dim) + MASS_BITS) + max(0, rows - wide) * _pair_bits(kv, dim)
+        head = wide * (_wide_bits(dim) + MASS_BITS + 1) + max(0, rows - wide) * _pair_bits(kv, dim)
         head += (rows + kv.window) * max(1, (rows - 1).bit_length())  # rows and widths; the newest
     else:
         head = rows * _pair_bits(kv, dim)
-    if kv.retention == "h2o":
-        head += rows * MASS_BITS + kv.window * max(1, (slots - 1).bit_length())
+    if kv.retention == "h2o":  # mass and whether a token is one of the newest; their slots
+        head += rows * (MASS_BITS + 1) + (kv.window + 1) * max(1, (slots - 1).bit_length())
     total = head * spec.n_layers * spec.n_kv_heads + table_bits(spec, kv, rows)
     if kv.wide_heads:
         narrow = max(0, rows - kv.heavy - kv.window - 1 - spare)
         total += kv.wide_heads * narrow * _wider_by(kv) * dim
+    if kv.is_ranked:  # numerators of all slots, which are divided by their sum when it is known
+        total += rows * spec.n_heads * _WORD
     return total
 
 

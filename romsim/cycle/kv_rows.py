@@ -146,7 +146,7 @@ class RowMap:
     n_slots
         Slots that there may be.
     block
-        Slots of a page; 0 where rows are slots (contiguous, ring).
+        Slots of a page; 0 where rows are slots (contiguous, ring, slot map).
     pool
         Where pages come from.
     copy

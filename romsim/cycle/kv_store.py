@@ -117,6 +117,11 @@ class KvStore:
         return self.row_map.rows
 
     @property
+    def free_slots(self) -> NDArray[np.int64]:
+        """Slot that H2O has freed in each KV head, int64 [n_kv_heads]; -1: none."""
+        return self._free
+
+    @property
     def capacity(self) -> int:
         """Rows that the arrays have."""
         return int(self.seen[0].shape[1])

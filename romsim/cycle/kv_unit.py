@@ -69,7 +69,7 @@ class KvUnit:
         self.n_slots = self.kv.held(description.context)
         width = head_blocks(self._spec.head_dim) * BLOCK
         self.pool: PagePool | None = None
-        self._block = 1 if self.kv.layout == "slotmap" else self.kv.block
+        self._block = self.kv.block
         if self._block:
             sequences = description.target.schedule.n_slots
             colours = max(1, self._tiles // self._block)

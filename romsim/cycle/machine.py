@@ -17,7 +17,8 @@ from romsim.cycle.adapters import AdapterGroup, load_adapter
 from romsim.cycle.datapath import Datapath, Flight, Recorder
 from romsim.cycle.state import SlotState, TokenBuffers
 from romsim.cycle.timekeeper import Event, Timekeeper, Timeline
-from romsim.cycle.trace import Tracer, check_traced
+from romsim.cycle.trace import Tracer
+from romsim.cycle.traced import check_traced
 from romsim.cycle.weights import BLOCK
 from romsim.cycle.workers import Workers
 from romsim_models.errors import CapacityError, DescriptionError, SpecError
@@ -348,9 +349,9 @@ def _check_kv(target: Target, *, has_trace: bool, has_order: bool) -> None:
     kv = target.kv
     if has_trace:
         check_traced(kv)
-    if has_order and kv.layout not in ("paged", "slotmap"):
+    if has_order and kv.layout != "paged":
         raise SpecError(
-            f"Order of pages must be given with KV layout paged or slotmap, not with {kv.layout!r}"
+            f"Order of pages must be given with KV layout paged, not with {kv.layout!r}"
         )
 
 

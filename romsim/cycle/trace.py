@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from romsim.cycle.trace_kivi import late_words, window_row
+from romsim.cycle.trace_mass import mass_words
 from romsim.cycle.weights import BLOCK
-from romsim_models.errors import SpecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from romsim.cycle.chip import CompiledChip
     from romsim.cycle.datapath import Datapath, Flight
     from romsim.cycle.kv_rows import PageCopy
-    from romsim_compiler.kv import KvConfig
     from romsim_compiler.program import Instruction
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "BeatTimes",
     "SramWrite",
     "Tracer",
-    "check_traced",
     "kv_address",
 ]
 
@@ -58,7 +56,8 @@ class SramWrite:
     memory
         ``X``, ``Y``, ``D``, ``O``, ``OL`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and
         ``V`` (one tile), ``LOGITS`` (host port); of KIVI ``KC``, ``VC`` (codes, one tile) and
-        ``KG`` (zeros and scales of keys, for all tiles).
+        ``KG`` (zeros and scales of keys, for all tiles); of H2O ``MASS`` (one tile), ``NEWEST`` and
+        ``FREE`` (`romsim.cycle.trace_mass.mass_words`).
     tile
         Tile of the word, or ``ALL_TILES``.
     address
@@ -124,30 +123,6 @@ def kv_address(
     per_head = -(-n_rows // n_tiles)
     place = ((slot * n_layers + layer) * n_kv_heads + head) * per_head + row // n_tiles
     return row % n_tiles, place * words_per_head + word
-
-
-_TRACED = {
-    "codec": ("int8", "int4", "int2", "fp16", "kivi"),
-    "retention": ("all", "stream"),
-    "layout": ("contiguous", "ring", "paged"),
-}
-
-
-def check_traced(kv: KvConfig) -> None:
-    """Refuse a KV configuration whose words cannot be traced.
-
-    Raises
-    ------
-    SpecError
-        With the first axis whose choice cannot.
-    """
-    for axis, traced in _TRACED.items():
-        found = getattr(kv, axis)
-        if found not in traced:
-            raise SpecError(
-                f"Trace of SRAM writes must be with kv.{axis} one of {', '.join(traced)}, not "
-                f"{found!r}, whose words no RTL writes; compile with --kv {axis}={traced[0]}"
-            )
 
 
 class Tracer:
@@ -306,6 +281,16 @@ class Tracer:
                         self._target,
                         layer=instruction.layer,
                         context=self._context,
+                    ):
+                        yield "H", memory, tile, address, 0, data
+                elif self._target.kv.retention == "h2o":
+                    store = flight.slot.stores[instruction.layer]
+                    for memory, tile, address, data in mass_words(
+                        store,
+                        spec,
+                        self._target,
+                        layer=instruction.layer,
+                        position=flight.position,
                     ):
                         yield "H", memory, tile, address, 0, data
             case "norm" | "attn_out" | "glu":

@@ -66,6 +66,8 @@ def command_signature(sizes: AttentionSizes, *, n_banks: int = 1) -> wiring.Sign
         ``entry · wt +`` word of a head (qk, pv).
     slot
         Address of a score and its numerator (qk, ex, pv).
+    block
+        Of the numerators (ex, pv); where attention mass is counted.
     o_word, o_select, o_entry
         For each lane group of a beat: address, lane and block of its sums, and entry (mg).
     """
@@ -94,6 +96,8 @@ def command_signature(sizes: AttentionSizes, *, n_banks: int = 1) -> wiring.Sign
         window = heads * sizes.kivi.places["v"] * sizes.row_words
         members["window"] = Out(address_bits(window))
         members["coded"] = Out(log2(sizes.n_tiles) + 1)
+    if sizes.is_ranked:
+        members["block"] = Out(address_bits(sizes.n_blocks))
     if sizes.n_tiles > 1:
         members["last_valid"] = Out(log2(sizes.n_tiles))
     if sizes.n_inflight > 1:

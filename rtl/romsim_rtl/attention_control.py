@@ -77,9 +77,10 @@ class AttentionControl(wiring.Component):
         The head that ``command.mx`` is for.
     merge : Out(merge_signature)
         Steps of the merge tree, together with ``command.mg``.
-    group_addr, ends : Out
-        Address of the zeros and scales of the keys that are read (qk), and the last cycle in which
-        it is busy; with codec ``kivi``.
+    group_addr : Out
+        Address of the zeros and scales of the keys that are read (qk); with codec ``kivi``.
+    ends : Out(1)
+        The last cycle in which it is busy; with what follows attention.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
@@ -102,6 +103,7 @@ class AttentionControl(wiring.Component):
                 "merge": Out(merge_signature(sizes)),
             }
             | ({} if sizes.kivi is None else {"group_addr": Out(group_bits(sizes)), "ends": Out(1)})
+            | ({"ends": Out(1)} if sizes.is_ranked else {})
         )
 
     def elaborate(self, platform: Any) -> Module:
@@ -129,6 +131,8 @@ class AttentionControl(wiring.Component):
             m.d.comb += command.last_valid.eq(block_rest)
         if sizes.n_inflight > 1:
             m.d.comb += command.token.eq(self.token)
+        if sizes.is_ranked:
+            m.d.comb += command.block.eq(self._index)
         self._pages = AttentionPages(sizes=sizes) if sizes.block else None
         if self._pages is not None:
             self._read_pages(m, self._pages, block_rest)
@@ -155,7 +159,7 @@ class AttentionControl(wiring.Component):
                 m.d.sync += self._wait.eq(self._wait + 1)
                 with m.If(self._wait == cycles - 1):
                     m.d.sync += [phase.eq(following), self._wait.eq(0)]
-                    if following == Phase.IDLE and sizes.kivi is not None:
+                    if following == Phase.IDLE and hasattr(self, "ends"):
                         m.d.comb += self.ends.eq(1)
         return m
 

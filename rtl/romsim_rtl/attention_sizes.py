@@ -74,6 +74,9 @@ class AttentionSizes:
         Slots of a page, whose row a block table gives; 0 where a slot's row is its number.
     n_sequences
         Sequences that draw on one pool of pages; 1 without pages.
+    heavy, window
+        Tokens that are kept for their attention mass, and the newest ones, which are kept anyway;
+        0 both where mass is not counted.
     kivi
         Rows of the banks of codec ``kivi``.
 
@@ -102,6 +105,8 @@ class AttentionSizes:
     sinks: int = 0
     block: int = 0
     n_sequences: int = 1
+    heavy: int = 0
+    window: int = 0
     kivi: KiviSizes | None = None
 
     def __post_init__(self) -> None:
@@ -180,6 +185,8 @@ class AttentionSizes:
             sinks=target.kv.sinks,
             block=target.kv.block,
             n_sequences=target.schedule.n_slots,
+            heavy=target.kv.heavy if target.kv.retention == "h2o" else 0,
+            window=target.kv.window if target.kv.retention == "h2o" else 0,
             kivi=None
             if target.kv.codec != "kivi"
             else KiviSizes.of(
@@ -251,6 +258,22 @@ class AttentionSizes:
     def wants_slots(self) -> bool:
         """Whether a token's slot or row is not its position's."""
         return self.is_ring or self.block > 0
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether a token's slot is the one of least attention mass, once all are full."""
+        return self.window > 0
+
+    @property
+    def n_blocks(self) -> int:
+        """Attention blocks of all slots."""
+        return -(-self.context // self.attn_block)
+
+    @property
+    def numerator_words(self) -> int:
+        """Words of a tile's numerators: of a block; of all, each at a power of two, for mass."""
+        words = self.n_entries * self.block_slots
+        return self.n_blocks << address_bits(words) if self.is_ranked else words
 
     @property
     def sequence_pages(self) -> int:

@@ -54,7 +54,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
     q_en
         For each lane, its query buffer is written.
     k_en, v_en, tile
-        The K or V bank of one tile is written; ``tile`` if there are several.
+        The K or V bank of one tile is written; ``tile`` if there are several, and for each bank
+        where KV heads have slots of their own.
     q_addr, kv_addr, mask, codes, shifts
         Word addresses, blocks of the word, and the word.
     affine, second
@@ -76,7 +77,8 @@ def write_signature(sizes: AttentionSizes) -> wiring.Signature:
     if sizes.words.has_halves:
         members["second"] = Out(CODES_BITS * blocks).array(banks)
     if sizes.n_tiles > 1:
-        members["tile"] = Out(log2(sizes.n_tiles))
+        tile = Out(log2(sizes.n_tiles))
+        members["tile"] = tile.array(banks) if sizes.is_ranked else tile
     return wiring.Signature(members)
 
 
@@ -110,6 +112,9 @@ class BroadcastWriter(wiring.Component):
         The bus.
     rows : In, for each token in flight
         Its row in the tile, where a block table gives it.
+    free : In
+        For each KV head the slot that the token takes once all were taken, the first lowest; where
+        heads have slots of their own.
     write : Out(write_signature)
         The writes, one cycle later.
     """
@@ -119,6 +124,8 @@ class BroadcastWriter(wiring.Component):
         members = broadcast_members(sizes, block_bits=block_bits)
         if sizes.block:
             members["rows"] = In(address_bits(sizes.tile_tokens)).array(sizes.n_inflight)
+        if sizes.is_ranked:
+            members["free"] = In(address_bits(sizes.context) * sizes.n_kv_heads)
         super().__init__(members | {"write": Out(write_signature(sizes))})
 
     def _places(self) -> tuple[list[int], dict[str, slice]]:
@@ -134,8 +141,10 @@ class BroadcastWriter(wiring.Component):
             "is_v": 1,
             "word": address_bits(sizes.n_entries * sizes.row_words) + (sizes.sinks > 0),
             "offset": address_bits(sizes.layer_words) if sizes.kivi is None else window_bits(sizes),
-            "block": address_bits(sizes.word_blocks),
         }
+        if sizes.is_ranked:
+            widths["kv"] = address_bits(sizes.n_kv_heads)
+        widths["block"] = address_bits(sizes.word_blocks)
         fields, at = {}, 0
         for name, width in widths.items():
             fields[name] = slice(at, at + width)
@@ -155,6 +164,8 @@ class BroadcastWriter(wiring.Component):
                     "is_v": int(kv >= sizes.n_kv_blocks),
                     "offset": head * self._kv_row(kv >= sizes.n_kv_blocks) + word,
                 }
+                if sizes.is_ranked:
+                    values["kv"] = head
             rows.append(sum(value << fields[name].start for name, value in values.items()))
         if sizes.sinks:
             sink = 1 << fields["word"].stop - 1
@@ -187,6 +198,14 @@ class BroadcastWriter(wiring.Component):
         )
         return k, v
 
+    def _own_slot(self, m: Module, bank: int, kv: Any) -> Any:
+        """Slot of the token in one KV head."""
+        sizes = self.sizes
+        slot = Signal(address_bits(sizes.context), name=f"slot{bank}")
+        takes_next = self.bc_pos <= sizes.heavy + sizes.window
+        m.d.comb += slot.eq(Mux(takes_next, self.bc_pos, self.free.word_select(kv, len(slot))))
+        return slot
+
     def elaborate(self, platform: Any) -> Module:
         """Build one table for each bank, and the registers."""
         m = Module()
@@ -203,6 +222,13 @@ class BroadcastWriter(wiring.Component):
             place = {name: port.data[part] for name, part in fields.items()}
             # an aligned beat fills one word; else a bank takes its own lane group
             present = self.bc_mask.any() if sizes.n_banks == 1 else self.bc_mask[bank]
+            if sizes.is_ranked:
+                slot = self._own_slot(m, bank, place["kv"])
+                k_base = self.bc_layer * sizes.layer_words
+                k_base += (slot >> log2(sizes.n_tiles)) * sizes.row_words
+                if sizes.n_tiles > 1:
+                    with m.If(valid):
+                        m.d.sync += held(m, write.tile[bank]).eq(slot[: log2(sizes.n_tiles)])
             with m.If(valid):
                 m.d.sync += [
                     write.q_en[bank].eq(place["lane"] & present.replicate(len(place["lane"]))),
@@ -221,7 +247,7 @@ class BroadcastWriter(wiring.Component):
                 m.d.sync += self._word(m, bank, place["block"])
             with m.Else():
                 m.d.sync += [write.q_en[bank].eq(0), write.k_en[bank].eq(0), write.v_en[bank].eq(0)]
-        if sizes.n_tiles > 1:
+        if sizes.n_tiles > 1 and not sizes.is_ranked:
             with m.If(valid):
                 m.d.sync += held(m, write.tile).eq(self.bc_pos[: log2(sizes.n_tiles)])
         return m

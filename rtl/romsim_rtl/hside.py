@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import delay, delay_command, drive_tile
 from romsim_rtl.attention_control import AttentionControl
-from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes, log2
+from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
 from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
-from romsim_rtl.encoding import FIELDS, OPS, WORD_BITS
+from romsim_rtl.encoding import OPS, WORD_BITS
+from romsim_rtl.hside_outputs import build_outputs
 from romsim_rtl.htile import HTile
+from romsim_rtl.instruction import cut_fields
 from romsim_rtl.kivi_side import build_late
 from romsim_rtl.kv_copy import PageCopier, copy_members
 from romsim_rtl.kv_pages import PageTable, page_members
 from romsim_rtl.lora_side import LoraSide, configuration_members, drive
 from romsim_rtl.lora_sizes import LoraSizes
-from romsim_rtl.memory import Sram, address_bits, replicate
+from romsim_rtl.mass_side import MassSide, build_mass
+from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.merge import MergeTree
 from romsim_rtl.primitives import add_tree
 
@@ -145,7 +148,7 @@ class HSide(wiring.Component):
         """Connect the parts."""
         m = Module()
         sizes = self.sizes
-        fields = _fields(self.instr)
+        fields = cut_fields(self.instr)
         starts = Signal()
         m.d.comb += starts.eq(self.start & (fields["op"] == OPS["attn"]))
         held = {
@@ -155,7 +158,9 @@ class HSide(wiring.Component):
         }
         with m.If(self.start):
             pos: Any = self.pos
-            if sizes.is_ring:  # attention reads all slots from the time on when all are full
+            if (
+                sizes.is_ring or sizes.is_ranked
+            ):  # attention reads all slots from the time on when all are full
                 pos = Mux(self.pos < sizes.context, self.pos, sizes.context - 1)
             m.d.sync += held["pos"].eq(pos)
             m.d.sync += [held[name].eq(fields[name]) for name in ("layer", "token")]
@@ -191,7 +196,12 @@ class HSide(wiring.Component):
             attends = attends | build_late(m, sizes, control, tiles, held)
         maximum = self._maximum(m, control, tiles)
         tree = self._merge(m, control, tiles, maximum)
-        self._outputs(m, tree, held["token"])
+        mass = None
+        if sizes.is_ranked:
+            mass = self._mass(m, control, tiles, maximum, starts, fields)
+            m.d.comb += writer.free.eq(mass.free)
+            attends = attends | mass.busy
+        build_outputs(m, self, tree, held["token"], mass)
         clips = [tile.saturations for tile in tiles]
         start_lora = Signal()
         m.d.comb += start_lora.eq(self.start & (fields["op"] == OPS["lora"]))
@@ -223,6 +233,34 @@ class HSide(wiring.Component):
             m.d.comb += writer.rows[token].eq(pages.rows[token])
         if self.sizes.n_sequences > 1:
             m.d.comb += pages.sequence.eq(self.sequence)
+
+    def _mass(
+        self,
+        m: Module,
+        control: Any,
+        tiles: list[Any],
+        maximum: dict[str, Any],
+        starts: Any,
+        fields: dict[str, Any],
+    ) -> MassSide:
+        """Add what follows attention where its mass chooses what is dropped."""
+        m.submodules.mass = side = MassSide(sizes=self.sizes)
+        m.d.comb += [
+            # the word stands until it is issued, when all masses have been compared
+            side.looks.eq(fields["op"] == OPS["rope"]),
+            side.looked_layer.eq(fields["layer"]),
+            side.begins.eq(starts),
+            side.pos.eq(self.pos),
+            side.layer.eq(fields["layer"]),
+            side.ends.eq(control.ends),
+            side.max_en.eq(maximum["valid"]),
+            side.max_block.eq(control.command.block),
+            side.max_entry.eq(maximum["entry"]),
+            side.max_lane.eq(maximum["lane"]),
+            side.max_value.eq(maximum["value"]),
+        ]
+        build_mass(m, self.sizes, side, tiles)
+        return side
 
     def _copies(self, m: Module, tiles: list[Any]) -> None:
         """Add the copies of pages that sequences share."""
@@ -301,7 +339,7 @@ class HSide(wiring.Component):
         with m.If(valid):
             m.d.sync += value.eq((score + 65535)[16:])
         valid, where = delay(m, valid, where, 1, "mx_round")
-        result = {"valid": valid, "head": where["head"], "value": value}
+        result = where | {"valid": valid, "value": value}
         back = {"entry": where["entry"], "lane": where["lane"], "value": value.as_unsigned()}
         valid, back = delay(m, valid, back, sizes.broadcast_cycles, "mx_back")
         for tile in tiles:
@@ -336,53 +374,6 @@ class HSide(wiring.Component):
                 m.d.comb += tree.l[index][group].eq(values[f"l{index}_{group}"])
         return tree
 
-    def _outputs(self, m: Module, tree: MergeTree, token: Any) -> None:
-        """Keep the results of each token in flight for unit V."""
-        sizes = self.sizes
-        beat_bits = address_bits(sizes.beats)
-        several = sizes.n_inflight > 1
-        token_bits = address_bits(sizes.n_inflight)
-        w_addr = Cat(tree.out_beat, token) if several else tree.out_beat
-        blocks = self.l_addr * sizes.head_blocks
-        l_beat = (blocks >> log2(sizes.n_groups))[:beat_bits]
-        reads = {"o": (self.o_en, self.o_addr, 64 * 32), "l": (self.l_en, l_beat, 32)}
-        l_group: Any = None
-        if sizes.n_groups > 1:
-            l_group = Signal(log2(sizes.n_groups), reset_less=True)
-            with m.If(self.l_en):
-                m.d.sync += l_group.eq(blocks)
-        words: dict[str, list[Any]] = {"o": [], "l": []}
-        for name, (enable, beat, bits) in reads.items():
-            for group in range(sizes.n_groups):
-                depth = sizes.n_inflight << beat_bits
-                sram = Sram(depth=depth, n_lanes=1, lane_bits=bits)
-                m.submodules[f"{name}_buffer{group}"] = sram
-                m.d.comb += [
-                    sram.w_en.eq(tree.out_valid),
-                    sram.w_addr.eq(w_addr),
-                    sram.w_mask.eq(1),
-                    sram.w_data.eq(getattr(tree, f"out_{name}")[group]),
-                    sram.r_en.eq(enable),
-                    sram.r_addr.eq(Cat(beat, self.rd_token[:token_bits]) if several else beat),
-                ]
-                words[name].append(sram.r_data)
-        for lane in range(sizes.n_lanes):
-            m.d.comb += self.o_data[lane].eq(words["o"][lane // 32].word_select(lane % 32, 64))
-        value = words["l"][0]
-        for group in range(1, sizes.n_groups):
-            value = Mux(l_group == group, words["l"][group], value)
-        m.d.comb += self.l_data.eq(value)
-
 
 def _larger(a: Any, b: Any) -> Any:
     return Mux(a > b, a, b)
-
-
-def _fields(word: Any) -> dict[str, Any]:
-    """Cut the instruction word into its fields."""
-    fields, at = {}, 0
-    for name, (bits, is_signed) in FIELDS.items():
-        part = word[at : at + bits]
-        fields[name] = part.as_signed() if is_signed else part
-        at += bits
-    return fields

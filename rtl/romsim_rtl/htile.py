@@ -13,6 +13,7 @@ from romsim_rtl.attention_sizes import CODES_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import query_bits, write_signature
 from romsim_rtl.htile_banks import BlockBank
 from romsim_rtl.htile_kivi import build_kivi_banks
+from romsim_rtl.htile_mass import TileMass, best_signature
 from romsim_rtl.htile_scores import TileScores
 from romsim_rtl.htile_softmax import TileSoftmax
 from romsim_rtl.htile_values import SUM_BITS, TileValues
@@ -27,6 +28,7 @@ from romsim_rtl.lora_command import (
 )
 from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.lora_tile import TileLora
+from romsim_rtl.mass_command import mass_signature
 
 __all__ = ["HTile"]
 
@@ -62,6 +64,8 @@ class HTile(wiring.Component):
     late, late_word, k_affine : with codec ``kivi``
         Reads and writes after attention, and half a block, 2 cycles after its read; zeros and
         scales of the keys' channels, one cycle after the command ``qk``.
+    mass, best : where attention mass is counted
+        The members ``command`` and ``best`` of `TileMass`.
     lora_* : with adapters
         The members of `TileLora`.
     """
@@ -84,6 +88,8 @@ class HTile(wiring.Component):
         if sizes.kivi is not None:
             members |= {"late": In(late_signature(sizes)), "late_word": Out(CODES_BITS)}
             members["k_affine"] = In(32 * sizes.word_elems)
+        if sizes.is_ranked:
+            members |= {"mass": In(mass_signature(sizes)), "best": Out(best_signature(sizes))}
         if lora is not None:
             members |= {
                 "lora_parameters": In(parameter_signature(lora)),
@@ -108,12 +114,13 @@ class HTile(wiring.Component):
         m = Module()
         sizes, command = self.sizes, self.command
         present = Signal()
-        is_mine = Signal()
+        is_mine: Any = Signal(sizes.n_banks if sizes.is_ranked else 1, name="is_mine")
         if sizes.n_tiles > 1:
             m.d.comb += present.eq(~command.last_tok | (self.tile <= command.last_valid))
-            m.d.comb += is_mine.eq(self.write.tile == self.tile)
+            targets = self.write.tile if sizes.is_ranked else [self.write.tile]
+            m.d.comb += is_mine.eq(Cat(*(target == self.tile for target in targets)))
         else:
-            m.d.comb += [present.eq(1), is_mine.eq(1)]
+            m.d.comb += [present.eq(1), is_mine.eq((1 << len(is_mine)) - 1)]
         is_code = Signal()
         if sizes.kivi is not None:
             m.d.comb += is_code.eq((self.tile if sizes.n_tiles > 1 else 0) < command.coded)
@@ -124,6 +131,16 @@ class HTile(wiring.Component):
         m.submodules.scores = scores = TileScores(sizes=sizes)
         m.submodules.softmax = softmax = TileSoftmax(sizes=sizes)
         m.submodules.values = values = TileValues(sizes=sizes)
+        p_en, p_slot, numerator = command.pv, command.slot, command.slot
+        if sizes.is_ranked:
+            m.submodules.mass = mass = TileMass(sizes=sizes)
+            numerator = Cat(command.slot, command.block)
+            p_en, p_slot = p_en | mass.p_en, Mux(mass.p_en, mass.p_slot, numerator)
+            wiring.connect(m, wiring.flipped(self.mass), mass.command)
+            wiring.connect(m, mass.best, wiring.flipped(self.best))
+            m.d.comb += mass.p.eq(softmax.p)
+            if sizes.n_tiles > 1:
+                m.d.comb += mass.tile.eq(self.tile)
         fields = ["first_tok", "last_tok", "first_word", "last_word", "entry", "slot"]
         if sizes.last_lanes < sizes.heads_parallel:
             fields.append("full")
@@ -173,8 +190,8 @@ class HTile(wiring.Component):
             softmax.en.eq(command.ex),
             softmax.present.eq(present),
             softmax.scores.eq(scores.scores),
-            softmax.p_en.eq(command.pv),
-            softmax.p_slot.eq(command.slot),
+            softmax.p_en.eq(p_en),
+            softmax.p_slot.eq(p_slot),
             softmax.l_en.eq(command.mg),
             values.en.eq(command.pv),
             values.word.eq(command.word),
@@ -188,9 +205,7 @@ class HTile(wiring.Component):
             m.d.comb += [
                 getattr(part, name).eq(getattr(command, name)) for part in (softmax, values)
             ]
-        m.d.comb += [
-            getattr(softmax, name).eq(getattr(command, name)) for name in ("entry", "slot")
-        ]
+        m.d.comb += [softmax.entry.eq(command.entry), softmax.slot.eq(numerator)]
         for lane in range(sizes.heads_parallel):
             m.d.comb += [
                 scores.q_codes[lane].eq(banks[f"q{lane}"].codes),
@@ -267,7 +282,8 @@ class HTile(wiring.Component):
                 m.d.comb += bank.r_group.eq(command.bank_group)
             for index in range(sizes.n_banks):
                 written = getattr(self.write, f"{kind[0]}_en")[index]
-                m.d.comb += bank.w_en[index].eq(written & is_mine)
+                mine = is_mine[index] if sizes.is_ranked else is_mine
+                m.d.comb += bank.w_en[index].eq(written & mine)
                 m.d.comb += bank.w_addr[index].eq(self.write.kv_addr[index])
         for lane in range(sizes.heads_parallel):
             bank = BlockBank(

@@ -52,7 +52,7 @@ class TileSoftmax(wiring.Component):
         self.sizes = sizes
         lanes, groups = sizes.heads_parallel, sizes.n_groups
         entry_bits = address_bits(sizes.n_entries)
-        slot_bits = address_bits(sizes.n_entries * sizes.block_slots)
+        slot_bits = address_bits(sizes.numerator_words)
         super().__init__(
             {
                 "maximum": In(maximum_signature(sizes)),
@@ -89,7 +89,7 @@ class TileSoftmax(wiring.Component):
             m.d.sync += numerators.eq(Cat(Mux(stages[4]["present"], top, 0) for top in tops))
 
         m.submodules.p_sram = p_sram = Sram(
-            depth=self.sizes.n_entries * self.sizes.block_slots,
+            depth=self.sizes.numerator_words,
             n_lanes=1,
             lane_bits=P_BITS * lanes,
         )

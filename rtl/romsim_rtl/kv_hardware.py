@@ -10,10 +10,10 @@ __all__ = ["KV_HARDWARE", "check_kv_hardware"]
 
 KV_HARDWARE = {
     "codec": ("int8", "int4", "int2", "fp16", "kivi"),
-    "retention": ("all", "stream"),
-    "layout": ("contiguous", "ring", "paged"),
+    "retention": ("all", "stream", "h2o"),
+    "layout": ("contiguous", "ring", "paged", "slotmap"),
 }
-"""Values of each axis that unit H is built for, in any combination; the plain cache's first."""
+"""Values of each axis that unit H is built for; the plain cache's first."""
 
 
 def check_kv_hardware(kv: KvConfig) -> None:
@@ -35,6 +35,12 @@ def check_kv_hardware(kv: KvConfig) -> None:
         raise SpecError(
             f"kv.layout of an RTL target must be contiguous with codec kivi, not {kv.layout!r}: "
             f"its windows and codes have rows of their own; compile with --kv layout=contiguous"
+        )
+    if kv.retention == "h2o" and kv.layout != "slotmap":
+        raise SpecError(
+            f"kv.layout of an RTL target must be slotmap with retention h2o, not {kv.layout!r}: "
+            f"the slots of each KV head would be looked up in the block table; compile with --kv "
+            f"layout=slotmap"
         )
     if kv.group not in (0, MX_BLOCK):
         raise SpecError(

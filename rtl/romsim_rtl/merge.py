@@ -38,6 +38,8 @@ class MergeTree(wiring.Component):
         broadcast_cycles + 2 cycles after their step.
     out_valid, out_beat, out_o, out_l : Out
         Results of the last block, 2 + 2 cycles after that.
+    out_m : Out
+        The maxima that their sums are relative to; where attention mass is counted.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
@@ -56,6 +58,7 @@ class MergeTree(wiring.Component):
                 "out_o": Out(SUM_BITS).array(groups),
                 "out_l": Out(32).array(groups),
             }
+            | ({"out_m": Out(signed(MAX_BITS)).array(groups)} if sizes.is_ranked else {})
         )
 
     def elaborate(self, platform: Any) -> Module:
@@ -108,6 +111,8 @@ class MergeTree(wiring.Component):
             with m.If(valid_o):
                 m.d.sync += largest.eq(shifts["largest"])
             m.d.comb += maxima.w_data.eq(largest)
+            if sizes.is_ranked:
+                m.d.comb += self.out_m[group].eq(largest)
             for name, stack, tiles, width, out in (
                 ("o", sums, self.o, 64, self.out_o),
                 ("l", weights, self.l, 32, self.out_l),

@@ -13,8 +13,9 @@ from romsim_models.errors import SpecError
 from romsim_rtl.argmax import ARGMAX_CYCLES
 from romsim_rtl.clock_gate import DRAIN_CYCLES, gate_clock
 from romsim_rtl.die import Die
-from romsim_rtl.encoding import first_row
+from romsim_rtl.encoding import OPS, first_row
 from romsim_rtl.hside import HSide
+from romsim_rtl.instruction import cut_fields
 from romsim_rtl.kv_copy import copy_members
 from romsim_rtl.kv_hardware import check_kv_hardware
 from romsim_rtl.kv_pages import page_members
@@ -167,13 +168,17 @@ class Top(wiring.Component):
         h_busy: Any = h.busy
         if self.h_sizes.n_sequences > 1:
             h_busy = h.busy | h.copying
+        h_starts: Any = sequencer.start_h
+        if self.h_sizes.is_ranked:  # unit H looks up free slots with a ``rope``
+            is_rope = cut_fields(sequencer.instr)["op"] == OPS["rope"]
+            h_starts = h_starts | (sequencer.start_v & is_rope)
         m.d.comb += [
             idle.eq(sequencer.cmd_ready),
             reads.eq(v.o_en | v.l_en | v.d_en),
             rows.eq(l_side.ly_valid),
             logits.eq(l_side.ly_valid & l_side.ly_head),
             v_wakes[0][0].eq(idle | sequencer.start_v | v.busy | l_side.em_valid),
-            h_wakes[0][0].eq(idle | sequencer.start_h | h_busy | v.bc_kind.any() | reads),
+            h_wakes[0][0].eq(idle | h_starts | h_busy | v.bc_kind.any() | reads),
         ]
         units = {"v": v, "l": l_side, "h": h}
         for name, unit in units.items():

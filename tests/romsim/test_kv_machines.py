@@ -138,21 +138,16 @@ def test_options_that_do_not_go_together_are_refused(tiny: Description) -> None:
             "writes; compile with --kv codec=int8",
         ),
         (
-            "h2o",
-            "kv.retention one of all, stream, not 'h2o', whose words no RTL writes; compile "
-            "with --kv retention=all",
-        ),
-        (
-            "int8,layout=slotmap",
-            "kv.layout one of contiguous, ring, paged, not 'slotmap', whose words no RTL writes; "
-            "compile with --kv layout=contiguous",
+            "h2o,layout=paged",
+            "kv.layout slotmap under retention h2o, not 'paged', whose words no RTL writes; "
+            "compile with --kv layout=slotmap",
         ),
     ):
         sentence = f"Trace of SRAM writes must be with {sentence}"
         with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
             CycleModel(with_kv(tiny, kv), trace=lambda write: None)
     chip = with_kv(tiny, "int4")
-    sentence = "Order of pages must be given with KV layout paged or slotmap, not with 'contiguous'"
+    sentence = "Order of pages must be given with KV layout paged, not with 'contiguous'"
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         CycleModel(chip, page_order=[0])
     with pytest.raises(
@@ -205,6 +200,51 @@ def test_trace_has_the_compared_words(tiny: Description, kv: str) -> None:
             if kv != "fp16":
                 words[1:] = [words[1] + (words[2] << 16)]
             np.testing.assert_array_equal(word.data, np.concatenate(words))
+
+
+def test_trace_has_every_mass_and_slot(tiny: Description) -> None:
+    """What H2O writes after attention, as the compared values have it."""
+    values = Recorded()
+    writes: list[SramWrite] = []
+    chip = with_kv(tiny, "h2o,heavy=5,window=4,codec=int8")
+    model = CycleModel(chip, threads=1, record=values, trace=writes.append)
+    spec, tiles = tiny.spec, tiny.target.array.n_tiles
+    rows = -(-10 // tiles)
+    free = [[-1] * spec.n_kv_heads for _ in range(spec.n_layers)]
+    places: list[list[dict[int, int]]] = [
+        [{} for _ in range(spec.n_kv_heads)] for _ in range(spec.n_layers)
+    ]
+    for position, token in enumerate(text(30)):
+        writes.clear()
+        model.step(token)
+        for layer in range(spec.n_layers):
+            here = [w for w in writes if w.address // (spec.n_kv_heads * rows) == layer]
+            masses = values.values[f"L{layer}.mass", position].reshape(spec.n_kv_heads, -1)
+            evicted = values.values[f"L{layer}.evicted", position].tolist()
+            for kv in range(spec.n_kv_heads):
+                slots = places[layer][kv]
+                new = position if position < 10 else free[layer][kv]
+                slots[new] = position
+                found = {}
+                for word in here:
+                    head, row = divmod(word.address % (spec.n_kv_heads * rows), rows)
+                    if word.memory == "MASS" and head == kv:
+                        found[row * tiles + word.tile] = word.data.tolist()
+                assert found == {
+                    slot: [masses[kv][slot], int(t > position - 4)] for slot, t in slots.items()
+                }
+                (newest,) = (
+                    w.data for w in writes
+                    if w.memory == "NEWEST" and w.address == layer * 4 + position % 4
+                )  # fmt: skip
+                assert newest[kv] == new
+                freed = [
+                    w.data.tolist() for w in writes
+                    if w.memory == "FREE" and w.address == layer * spec.n_kv_heads + kv
+                ]  # fmt: skip
+                assert freed == ([[evicted[kv]]] if position >= 9 else [])
+                slots.pop(evicted[kv], None)
+            free[layer] = evicted
 
 
 def test_a_fitted_chip_has_room_for_every_slot(tmp_path: Path) -> None:

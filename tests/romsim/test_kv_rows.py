@@ -429,8 +429,9 @@ def test_t1_12_score_sram_is_an_accumulator_a_slot_and_head() -> None:
     plain = replace(target, kv=parse_kv("fp16,layout=slotmap"))
     heads = spec.n_layers * spec.n_kv_heads
     extra = sequence_bits(spec, kept, 9999) - sequence_bits(spec, plain, 257)
-    assert extra == heads * (257 * MASS_BITS + 128 * 9)
-    # One token over the budget: the argmin scans what a tile holds, KV head by KV head.
+    # mass and a bit, slots of the newest and the freed one; numerators of all slots
+    assert extra == heads * (257 * (MASS_BITS + 1) + 129 * 9) + 257 * spec.n_heads * 16
+    # One token over the budget is dropped, and attended to before.
     cycles = attention_cycles([255, 256, 257, 999], spec=spec, target=kept)
     assert cycles[1] > cycles[0]
     assert cycles[1] == cycles[2] == cycles[3]

@@ -44,6 +44,8 @@ def verified(kv: str, folder: Path, *, name: str = "tiny-int4", n: int = 9, **si
     memories = {"K", "V", "Q", "O"}
     if "kivi" in kv:
         memories |= {"KC", "VC", "KG"}
+    if "h2o" in kv:
+        memories |= {"MASS", "NEWEST", "FREE"}
     assert min(part.report.by_memory[memory] for memory in memories) > 0
 
 
@@ -61,6 +63,7 @@ def test_three_machines_agree(tmp_path: Path) -> None:
         ("int2", WIDE, "tiny-int2", 17),
         ("int4", MIXED, "tiny-int2", 9),
         ("int4", ONE, "tiny-int4", 19),
+        ("h2o,heavy=5,window=4,codec=int8", {}, "tiny-int4", 40),
         ("fp16", {}, "tiny-int4", 33),
         ("fp16", WIDE, "tiny-int2", 17),
         ("fp16", MIXED, "tiny-int2", 9),

@@ -122,12 +122,56 @@ def test_pages_give_what_rows_in_order_give_under_any_permutation(paged: Descrip
                 assert result.cycles == model.step(token).cycles
 
 
+H2O: list[tuple[str, dict[str, Any]]] = [
+    ("h2o,heavy=5,window=4,codec=int8", {}),
+    (
+        "h2o,heavy=9,window=9,codec=fp16",
+        {"width": "32/64", "heads": "3/1", "heads_parallel": 2, "n_tiles": 2, "hop": 3},
+    ),
+    (
+        "h2o,heavy=0,window=7,codec=int4",
+        {"n_tiles": 1, "heads": "2/2", "width": "32/64", "word_elems": 64, "head_dim": 64,
+         "rank": 4},
+    ),
+    ("h2o,heavy=1,window=12,codec=int2", {"n_tiles": 8, "heads": "4/4", "width": "32/128"}),
+    (
+        "h2o,heavy=20,window=1,codec=int8",
+        {"heads_parallel": 3, "head_dim": 96, "word_elems": 64, "width": "32/64",
+         "attn_block": 16},
+    ),
+]  # fmt: skip
+"""Beats of several KV heads, passes that are not full, several blocks, one slot that may be dropped
+and all but one."""
+
+
+@pytest.mark.verilator
+@pytest.mark.parametrize(
+    ("kv", "sizes"),
+    [
+        ("h2o,heavy=4,window=3,codec=int8", {"n_layers": 1, "heads": "2/2", "n_tiles": 2}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in H2O),
+    ],
+)
+def test_heavy_hitters_equal_the_cycle_model(
+    tmp_path: Path, kv: str, sizes: dict[str, Any]
+) -> None:
+    """Masses, slots, cycles and logits, for four times the budget; sequences anew and going on."""
+    chip = make_chip(tmp_path, kv, **sizes)
+    budget = chip.target.kv.budget
+    assert budget is not None
+    adapter = "a" if sizes.get("rank") else None
+    report = run(chip, (3, 4 * budget), (budget + 2, 3), (1, 1), adapter=adapter)
+    assert report.first is None, report.first.sentence()
+    assert min(report.by_memory[memory] for memory in ("K", "MASS", "NEWEST", "FREE")) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.verilator
 @pytest.mark.parametrize(
     ("kv", "sizes"),
     [
         ("window,window=7,codec=int8", {}),
+        ("window,window=7,codec=int8,layout=slotmap", {"n_layers": 1}),
         (
             "window,window=12,codec=int8",
             {"head_dim": 64, "heads": "3/1", "width": "32/64", "n_layers": 1},
@@ -335,14 +379,10 @@ def test_cocotbs_host_refuses_a_block_table(paged: Description) -> None:
             "for which there is no hardware yet; compile with --kv codec=int8",
         ),
         (
-            "h2o,heavy=4,window=4,codec=int8",
-            "kv.retention of an RTL target must be one of all, stream, not 'h2o', for which there "
-            "is no hardware yet; compile with --kv retention=all",
-        ),
-        (
-            "int8,layout=slotmap",
-            "kv.layout of an RTL target must be one of contiguous, ring, paged, not 'slotmap', for "
-            "which there is no hardware yet; compile with --kv layout=contiguous",
+            "h2o,heavy=4,window=4,codec=int8,layout=paged,block=4",
+            "kv.layout of an RTL target must be slotmap with retention h2o, not 'paged': the slots "
+            "of each KV head would be looked up in the block table; compile with --kv "
+            "layout=slotmap",
         ),
     ],
 )
