@@ -13,7 +13,7 @@ from romsim_rtl.attention_sizes import CODES_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import query_bits, write_signature
 from romsim_rtl.htile_banks import BlockBank
 from romsim_rtl.htile_kivi import build_kivi_banks
-from romsim_rtl.htile_mass import TileMass, best_signature
+from romsim_rtl.htile_mass import TileMass
 from romsim_rtl.htile_scores import TileScores
 from romsim_rtl.htile_softmax import TileSoftmax
 from romsim_rtl.htile_values import SUM_BITS, TileValues
@@ -28,7 +28,7 @@ from romsim_rtl.lora_command import (
 )
 from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.lora_tile import TileLora
-from romsim_rtl.mass_command import mass_signature
+from romsim_rtl.mass_command import best_signature, mass_signature
 
 __all__ = ["HTile"]
 
