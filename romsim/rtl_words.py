@@ -14,6 +14,7 @@ import numpy as np
 
 from romsim.cycle.trace import ALL_TILES
 from romsim.rtl_words_kivi import KIVI_MEMORY, late_cycles, model_late, rtl_late
+from romsim.rtl_words_lora import Z_MEMORY, delta_cycles, z_cycle
 from romsim.rtl_words_mass import MASS_MEMORIES, MASS_MEMORY, model_mass, rtl_mass
 from romsim_compiler.target import MX_BLOCK
 from romsim_rtl.attention_sizes import AttentionSizes
@@ -42,7 +43,7 @@ ELEMENT = np.dtype(
 Place = tuple[str, int]
 """A memory's name, and the tile, or -1 for unit V."""
 
-_SHARED = ("K", "V", "KC", "VC", "KG", *MASS_MEMORIES)  # not kept by in-flight index
+_SHARED = ("K", "V", "KC", "VC", "KG", "ZB", *MASS_MEMORIES)  # not kept by in-flight index
 _XB_WORD = MX_BLOCK + 2  # codes, shift, sum of codes
 _WORD_DELAY = 4  # cycles from a word of the embedding at unit V to X
 _ROW_DELAY = MATVEC_CYCLES - 1  # from a step's last word to its rows at the wires
@@ -121,7 +122,7 @@ class WordMap:
             ):
                 part = np.zeros(len(values), dtype=ELEMENT)
                 part["cycle"], part["event"] = cycles, number
-                part["token"] = word.token if memory not in _SHARED else -1
+                part["token"] = word.token if word.memory not in _SHARED else -1
                 part["index"], part["value"] = index, values
                 if word.tile != ALL_TILES:
                     tiles: Iterable[int] = [word.tile]
@@ -132,7 +133,8 @@ class WordMap:
         return {place: np.concatenate(found) for place, found in parts.items()}
 
     def _in_tiles(self) -> set[str]:
-        return {"Q", "K", "V", *(f"XB{port}" for port in range(self._l.tile.n_ports))}
+        ports = range(self._l.tile.n_ports)
+        return {"Q", "K", "V", *(f"{kind}{port}" for kind in ("XB", "ZB") for port in ports)}
 
     def _model_word(
         self, word: SramWrite, instruction: Any, count: int, position: int
@@ -157,7 +159,8 @@ class WordMap:
             if instruction.op == "matvec":
                 cycles: Any = self._row_cycle(word, instruction)
             elif instruction.op == "lora":
-                cycles = self._adapted_cycles(word, instruction, index)
+                image = self._adapter[instruction.operand]
+                cycles = delta_cycles(word, image, self._description, index)
             elif instruction.op == "embed":
                 cycles = self._embed_cycles(word, instruction, index)
             else:
@@ -165,15 +168,18 @@ class WordMap:
                 early = QUANTIZER_CYCLES + self._hop if word.memory == "Y" else 0
                 cycles = idle - 1 - early - pace * (count - 1 - word.beat)
             return [(word.memory, index, values, cycles)]
-        if word.memory == "XB":
+        if word.memory in ("XB", "ZB"):
             padded = np.zeros(_XB_WORD, dtype=np.int64)
             padded[: len(values) - 2] = values[:-2]
             padded[-2:] = values[-2:]
             index = word.address * _XB_WORD + np.arange(_XB_WORD)
             beats = -(-count // groups)
             cycle = word.idle - pace * (beats - 1 - word.address // groups)
+            if word.memory == "ZB":
+                image = self._adapter[instruction.operand]
+                cycle = z_cycle(word, image, self._description)
             ports = range(self._l.tile.n_ports)
-            return [(f"XB{port}", index, padded, cycle) for port in ports]
+            return [(f"{word.memory}{port}", index, padded, cycle) for port in ports]
         if word.memory == "OL":  # with every block of the head
             blocks = word.address * self._sizes.head_blocks + np.arange(self._sizes.head_blocks)
             cycles = idle - 1 - pace * (self._sizes.beats - 1 - blocks // groups)
@@ -202,17 +208,6 @@ class WordMap:
         last = (index // self._target.array.word_codes + 1) * planes - 1
         first = word.issue + 3 + self._target.network.collect_cycles
         return np.asarray(first + last + _WORD_DELAY)
-
-    def _adapted_cycles(
-        self, word: SramWrite, instruction: Any, index: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Give the cycle of each row of D: steps of B, ``n_lanes`` rows a cycle in a step."""
-        image = self._adapter[instruction.operand]
-        step_rows = self._n_tiles * max(1, self._sizes.word_elems // max(image.ranks))
-        parts = -(-step_rows // self._lanes)
-        steps = -(-image.n_rows // step_rows)
-        step, inside = np.divmod(index, step_rows)
-        return np.asarray(word.idle - (steps - step) * parts + inside // self._lanes)
 
     def copied(self, words: Iterable[SramWrite]) -> dict[Place, NDArray[Any]]:
         """Return the cycle model's words of one copy of a page as elements.
@@ -283,10 +278,12 @@ class WordMap:
         name = one.memory.name
         if match := re.fullmatch(r"vector0\.group(\d+)\.(x|y)(\d*)", name):
             return self._rtl_beat(one, int(match[1]), match[2], int(match[3] or 0))
-        if name == "hside0.lora.d_buffer":
+        if name in ("hside0.lora.d_buffer", "lside0.adders.d_buffer"):
             return self._rtl_adapted(one)
         if match := re.fullmatch(r"lside0\.tile(\d+)\.x(\d+)\.bank(\d+)", name):
-            return self._rtl_input(one, *map(int, match.groups()))
+            return self._rtl_input(one, "XB", *map(int, match.groups()))
+        if match := re.fullmatch(Z_MEMORY, name):
+            return self._rtl_input(one, "ZB", *map(int, match.groups()))
         if match := re.fullmatch(
             r"hside0\.tile(\d+)\.(q\d+|[kv](?:_second)?)\.(codes|shifts)\d+", name
         ):
@@ -316,9 +313,11 @@ class WordMap:
         value = one.field(0, 32, is_signed=True)
         return [(("D", ALL_TILES), one.addresses >> bits, index, value, one.masks)]
 
-    def _rtl_input(self, one: Writes, tile: int, port: int, bank: int) -> list[tuple[Any, ...]]:
-        sizes, cell = self._l.tile.x, self._l.tile.cell
-        token = one.addresses >> sizes.row_bits
+    def _rtl_input(
+        self, one: Writes, kind: str, tile: int, port: int, bank: int
+    ) -> list[tuple[Any, ...]]:
+        sizes, cell = self._l.tile.x if kind == "XB" else self._l.tile.z, self._l.tile.cell
+        token = one.addresses >> sizes.row_bits if kind == "XB" else 0 * one.addresses - 1
         row = one.addresses & (1 << sizes.row_bits) - 1
         order = np.empty(MX_BLOCK, dtype=np.int64)
         for at in range(MX_BLOCK):
@@ -336,7 +335,7 @@ class WordMap:
             value = np.column_stack((codes[:, order], *rest))
             index = block[:, None] * _XB_WORD + np.arange(_XB_WORD)
             mask = np.broadcast_to(one.masks[:, lane, None], index.shape)
-            results.append(((f"XB{port}", tile), token, index, value, mask))
+            results.append(((f"{kind}{port}", tile), token, index, value, mask))
         return results
 
     def _rtl_encoded(self, one: Writes, tile: int, bank: str, kind: str) -> list[tuple[Any, ...]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from romsim_compiler.lora_image import LoraAdapterImage, LoraProjection
     from romsim_compiler.lora_ternary import TernaryFactor
 
-__all__ = ["AdapterGroup", "AdapterMatrix", "Projection", "TernaryMatrix", "load_adapter"]
+__all__ = [
+    "AdapterGroup",
+    "AdapterMatrix",
+    "Projection",
+    "TernaryMatrix",
+    "load_adapter",
+    "z_words",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,8 +157,9 @@ class Projection:
         linear_frac: int,
         out_frac: int,
         delta: NDArray[np.int32],
+        coded: list[MatrixInput],
     ) -> int:
-        """Write the projection's rows of ``delta``; return the saturations."""
+        """Write the projection's rows of ``delta``, add z to ``coded``; return the saturations."""
         rank = self.rank
         low = np.zeros(rank, np.int32)
         clipped = self.down.multiply(
@@ -162,6 +171,7 @@ class Projection:
         shifts, sums = np.zeros(n_blocks, np.int64), np.zeros(n_blocks, np.int64)
         # A rank above 32 is whole blocks of 32, one below is a single block: both lie in front.
         quantise_vector(low, block, codes, shifts, sums)
+        coded.append(MatrixInput(codes=codes, shifts=shifts, sums=sums))
         out = delta[self.first_row : self.first_row + self.n_rows]
         return clipped + self.up.multiply(codes, shifts, linear_frac - out_frac - self.up.grid, out)
 
@@ -172,6 +182,14 @@ class AdapterGroup:
 
     ranks: tuple[int, ...]
     projections: tuple[Projection, ...]
+
+
+def z_words(coded: Sequence[MatrixInput]) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Give the blocks of each projection's z: projection, block; codes, shift and sum."""
+    for number, vector in enumerate(coded):
+        for block, shift in enumerate(vector.shifts):
+            codes = vector.codes[block * BLOCK : (block + 1) * BLOCK]
+            yield number, block, np.append(codes, (shift, vector.sums[block]))
 
 
 def load_adapter(image: LoraAdapterImage) -> dict[str, AdapterGroup]:

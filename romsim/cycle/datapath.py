@@ -229,6 +229,7 @@ class Datapath:
         buffers = flight.buffers
         buffers.delta[:] = 0
         buffers.has_delta = True
+        buffers.coded_z.clear()
         clipped = 0
         for projection in group.projections:
             clipped += projection.apply(
@@ -237,6 +238,7 @@ class Datapath:
                 linear_frac=self._numerics.linear_frac,
                 out_frac=self._site(instruction.operand).group.out_frac,
                 delta=buffers.delta,
+                coded=buffers.coded_z,
             )
         return clipped
 

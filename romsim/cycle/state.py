@@ -137,6 +137,8 @@ class TokenBuffers:
         Linear outputs and adapter outputs, int32, as long as the longest group of a layer.
     linear
         Scratch: ``SAT32(y + delta)``.
+    coded_z
+        What the last adapter multiplied its matrices B by.
     has_delta
         Whether ``delta`` was written since ``y`` was: without adapter nothing is added.
     sines, cosines
@@ -156,6 +158,7 @@ class TokenBuffers:
         self.delta = np.zeros(longest, np.int32)
         self.linear = np.zeros(longest, np.int32)
         self.has_delta = False
+        self.coded_z: list[MatrixInput] = []
         self.vector = np.zeros(max(spec.dim, spec.hidden_dim, spec.q_dim), np.int32)
         self.sines = np.zeros(spec.head_dim // 2, np.int64)
         self.cosines = np.zeros(spec.head_dim // 2, np.int64)

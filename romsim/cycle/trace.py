@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from romsim.cycle.adapters import z_words
 from romsim.cycle.trace_kivi import late_words, window_row
 from romsim.cycle.trace_mass import mass_words
 from romsim.cycle.weights import BLOCK
@@ -55,9 +56,10 @@ class SramWrite:
         ``V`` for the vector unit's buffers, ``H`` and ``L`` for tiles.
     memory
         ``X``, ``Y``, ``D``, ``O``, ``OL`` (vector unit), ``XB`` and ``Q`` (every tile), ``K`` and
-        ``V`` (one tile), ``LOGITS`` (host port); of KIVI ``KC``, ``VC`` (codes, one tile) and
-        ``KG`` (zeros and scales of keys, for all tiles); of H2O ``MASS`` (one tile), ``NEWEST`` and
-        ``FREE`` (`romsim.cycle.trace_mass.mass_words`).
+        ``V`` (one tile), ``ZB`` (blocks of an adapter's z, every tile; ``lane`` is the number of
+        the matrix with an adapter), ``LOGITS`` (host port); of KIVI ``KC``, ``VC`` (codes, one
+        tile) and ``KG`` (zeros and scales of keys, for all tiles); of H2O ``MASS`` (one tile),
+        ``NEWEST`` and ``FREE`` (`romsim.cycle.trace_mass.mass_words`).
     tile
         Tile of the word, or ``ALL_TILES``.
     address
@@ -260,6 +262,9 @@ class Tracer:
                     "gu": 2 * spec.hidden_dim,
                 }.get(instruction.operand.rpartition(".")[2], spec.dim)
                 yield from self._beats("D", buffers.delta[:n_rows])
+                if self._target.lora.path == "adders":
+                    for number, block, word in z_words(buffers.coded_z):
+                        yield "L", "ZB", ALL_TILES, block, number, word
             case "rope":
                 unit = datapath.kv_unit
                 queries = [(buffers.q_codes, buffers.q_shifts)]

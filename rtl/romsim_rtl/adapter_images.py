@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from romsim_compiler.description import Description
 from romsim_compiler.lora_words import pack_lora
 from romsim_rtl.attention_sizes import AttentionSizes
-from romsim_rtl.encoding import LORA_GROUPS
+from romsim_rtl.encoding import LORA_GROUPS, group_fracs
 from romsim_rtl.lora_sizes import CHUNK_BITS, ENTRY_BITS, LoraSizes, entry_of, pack_entry
 
 __all__ = ["ConfigurationWrite", "adapter_bases", "configuration_writes", "lora_sizes"]
@@ -90,7 +90,7 @@ def configuration_writes(
                     for tile in range(sizes.n_tiles):
                         for index, word in enumerate(banks[tile]):
                             yield from _chunks(bank, tile, base + index, word.tobytes())
-                in_frac, out_frac = _fracs(description, layer, kind)
+                in_frac, out_frac = group_fracs(description, layer, kind)
                 values = entry_of(
                     image,
                     sizes=sizes,
@@ -104,14 +104,6 @@ def configuration_writes(
                 yield from _chunks(_TABLE, 0, entry, packed)
                 a_base += words.layout.n_a_words
                 b_base += words.layout.n_b_words
-
-
-def _fracs(description: Description, layer: int, kind: str) -> tuple[int, int]:
-    """Return the fraction bits of a group's input and output; split groups have the same."""
-    split = {"qkv": "q", "gu": "gate"}.get(kind, kind)
-    groups = description.groups
-    group = groups.get(f"L{layer}.{kind}") or groups[f"L{layer}.{split}"]
-    return group.in_frac, group.out_frac
 
 
 def _chunks(kind: int, tile: int, address: int, data: bytes) -> Iterator[ConfigurationWrite]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from romsim_compiler.description import Description
 from romsim_models.errors import CapacityError, SpecError
 from romsim_rtl.adapter_images import adapter_bases, configuration_writes
+from romsim_rtl.adder_images import adder_writes
 from romsim_rtl.die import Die
 from romsim_rtl.driver_build import BuildOptions, ChipBuild, Progress, build_chip
 from romsim_rtl.driver_pages import block_table
@@ -55,11 +56,15 @@ def adapter_words(description: Description, die: Die | None = None) -> NDArray[n
     Kind and tile (from bit 8), address, chunk, lower and upper half of the data.
     """
     die = die or Die.of(description)
-    assert die.lora is not None
+    if die.l_side.adders is not None:
+        writes = adder_writes(description, die.l_side.adders)
+    else:
+        assert die.lora is not None
+        writes = configuration_writes(description, die.attention, die.lora)
     return np.array(
         [
             (w.kind | w.tile << 8, w.address, w.chunk, w.data & 0xFFFFFFFF, w.data >> 32)
-            for w in configuration_writes(description, die.attention, die.lora)
+            for w in writes
         ],
         dtype="<u4",
     )

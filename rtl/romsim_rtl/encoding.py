@@ -23,6 +23,7 @@ __all__ = [
     "encode_program",
     "first_row",
     "gain_bases",
+    "group_fracs",
     "pack",
 ]
 
@@ -143,6 +144,14 @@ def first_row(group: PlacedGroup, spec: ModelSpec) -> int:
         "v": spec.q_dim + spec.kv_dim,
         "up": spec.hidden_dim,
     }.get(group.members[0][1], 0)
+
+
+def group_fracs(description: Description, layer: int, kind: str) -> tuple[int, int]:
+    """Return the fraction bits of a group's input and output; split groups have the same."""
+    split = {"qkv": "q", "gu": "gate"}.get(kind, kind)
+    groups = description.groups
+    group = groups.get(f"L{layer}.{kind}") or groups[f"L{layer}.{split}"]
+    return group.in_frac, group.out_frac
 
 
 def encode(instruction: Instruction, description: Description, *, wakes: bool = False) -> int:

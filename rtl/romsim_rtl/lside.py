@@ -20,12 +20,15 @@ from amaranth.lib.wiring import In, Out
 from romsim_compiler.description import Description
 from romsim_compiler.target import MX_BLOCK
 from romsim_models.errors import SpecError
+from romsim_rtl.adder_side import BANK, CONFIGURATION, AdderSide, configuration_members, z_signature
+from romsim_rtl.adder_sizes import AdderSizes, run_mappings
 from romsim_rtl.cell import CellConfig
-from romsim_rtl.encoding import WORD_BITS
+from romsim_rtl.encoding import OPS, WORD_BITS
+from romsim_rtl.instruction import cut_fields
 from romsim_rtl.lside_rows import build_collect
 from romsim_rtl.lside_run import MATVEC_CYCLES, build_embed, build_run
 from romsim_rtl.ltile import LTile, LTileConfig, tile_signature
-from romsim_rtl.memory import VerilogPlatform
+from romsim_rtl.memory import VerilogPlatform, address_bits
 from romsim_rtl.xbuffer import XBufferSizes
 
 __all__ = ["TILE_MODULE", "LSide", "LSideConfig"]
@@ -46,6 +49,8 @@ class LSideConfig:
         ``T`` and ``VL`` of docs/machine.md, powers of two.
     collect_cycles
         Register stages from the tiles to unit V.
+    adders
+        Memories of adapters in the adder arrays, or ``None``.
 
     Raises
     ------
@@ -57,6 +62,7 @@ class LSideConfig:
     n_tiles: int
     n_lanes: int
     collect_cycles: int
+    adders: AdderSizes | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("n_tiles", 1), ("n_lanes", MX_BLOCK)):
@@ -89,20 +95,24 @@ class LSideConfig:
             )
         placed = [group for model in models for group in model.groups.values()]
         matrices = [group for group in placed if group.name != "embd"]
+        adders = AdderSizes.of(*models)
+        ks_logs = {g.mapping.ks.bit_length() - 1 for g in matrices}
+        if adders is not None:
+            ks_logs |= set(run_mappings(*models))
         cell = CellConfig.of(
             array,
             max_planes=max(group.mapping.planes for group in matrices),
             may_round=any(
                 model.manifest["accuracy"]["groups_with_rounded_terms"] for model in models
             ),
-            has_plain=any(group.group == 0 for group in matrices),
+            has_plain=adders is not None or any(group.group == 0 for group in matrices),
         )
         n_lanes = target.vector.n_lanes
         return cls(
             tile=LTileConfig(
                 n_cells=array.n_cells,
                 rom_rows=array.rom_rows,
-                ks_logs=tuple(sorted({g.mapping.ks.bit_length() - 1 for g in matrices})),
+                ks_logs=tuple(sorted(ks_logs)),
                 cell=replace(cell, is_packed=is_packed),
                 x=XBufferSizes(
                     n_words=max(g.mapping.ks * g.mapping.wpc for g in matrices),
@@ -110,10 +120,13 @@ class LSideConfig:
                     n_groups=n_lanes // MX_BLOCK,
                     word_blocks=cell.n_blocks,
                 ),
+                trit_words=adders.bank_words if adders is not None else 0,
+                z_words=adders.z_words if adders is not None else 0,
             ),
             n_tiles=array.n_tiles,
             n_lanes=n_lanes,
             collect_cycles=target.network.collect_cycles,
+            adders=adders,
         )
 
     @property
@@ -136,6 +149,21 @@ class LSideConfig:
         return divmod(row, self.tile.n_cells >> ks_log2)
 
 
+def adapter_members(config: LSideConfig) -> dict[str, Any]:
+    """List the ports that unit L has where adapters run in it."""
+    if config.adders is None:
+        return {}
+    return {
+        "is_adapted": In(1),
+        "adapter_base": In(20),
+        "rd_token": In(address_bits(config.adders.n_inflight)),
+        "d_en": In(1),
+        "d_addr": In(config.adders.d_bits(config.n_lanes)),
+        "d_data": Out(32 * config.n_lanes),
+        "d_valid": Out(1),
+    } | configuration_members()
+
+
 class LSide(wiring.Component):
     """Unit L (docs/machine.md, sections 1 and 2; docs/rtl.md, sections 2 and 3).
 
@@ -149,7 +177,7 @@ class LSide(wiring.Component):
     Members
     -------
     start, instr, busy
-        Issue of ``matvec``.
+        Issue of ``matvec``; and of ``lora`` where adapters run here.
     embed, row
         Issue of ``embed`` to unit V, with its word on ``instr``; the token.
     bc_kind, bc_token, bc_block, bc_mask, bc_codes, bc_shift, bc_sum
@@ -162,6 +190,9 @@ class LSide(wiring.Component):
         ROM words of the embedding's row, the first in cycle ``t + 3 + collect_cycles``.
     sat_count : Out(32)
         Rows that were clipped, since reset.
+    is_adapted, adapter_base, cfg_*, rd_token, d_en, d_addr, d_data, d_valid
+        Adapter of the program, configuration, and read port of buffer D: where adapters run here;
+        see `romsim_rtl.adder_side.AdderSide`.
     """
 
     def __init__(
@@ -170,7 +201,8 @@ class LSide(wiring.Component):
         self.config, self.contents = config, contents
         groups, lanes = config.tile.x.n_groups, config.n_lanes
         super().__init__(
-            {
+            adapter_members(config)
+            | {
                 "start": In(1),
                 "embed": In(1),
                 "instr": In(WORD_BITS),
@@ -204,6 +236,8 @@ class LSide(wiring.Component):
             "instr": "fields of other units",
             "bc_token": "fewer tokens in flight than the field can name",
             "bc_block": "blocks that no vector has",
+            "adapter_base": "fewer entries than the field can name",
+            "rd_token": "fewer tokens in flight than the field can name",
         }
 
     def elaborate(self, platform: Any) -> Module:
@@ -226,7 +260,8 @@ class LSide(wiring.Component):
                 drive.bc_shift[group].eq(self.bc_shift[group]),
                 drive.bc_sum[group].eq(self.bc_sum[group]),
             ]
-        run = build_run(m, self, drive)
+        adders = self._adders(m, drive) if config.adders is not None else None
+        run = build_run(m, self, drive, adders)
         embed = build_embed(m, self, run)
         m.d.comb += [
             drive.rom_en.eq(run.rom_en | embed.reading),
@@ -240,8 +275,35 @@ class LSide(wiring.Component):
                     port = port[part] if isinstance(part, int) else getattr(port, part)
                 m.d.comb += port.eq(value)
             m.d.comb += [tile.em_mine.eq(embed.tile == index), tile.em_cell.eq(embed.cell)]
-        build_collect(m, self, tiles, run, embed)
+            if adders is not None:
+                m.d.comb += tile.bank_mine.eq(adders.bank_tile == index)
+        build_collect(m, self, tiles, run, embed, adders)
         return m
+
+    def _adders(self, m: Module, drive: Any) -> AdderSide:
+        """Add what sequences adapters; connect it with the ports and the tiles."""
+        sizes = self.config.adders
+        assert sizes is not None
+        side = AdderSide(sizes=sizes, n_lanes=self.config.n_lanes)
+        m.submodules.adders = side
+        fields = cut_fields(self.instr)
+        m.d.comb += [
+            side.start.eq(self.start & (fields["op"] == OPS["lora"])),
+            side.entry.eq(self.adapter_base + fields["base"]),
+            side.is_adapted.eq(self.is_adapted),
+            side.token.eq(fields["token"]),
+            side.beat.eq(self.ly_row[self.config.lanes_log2 :]),
+            side.mask.eq(self.ly_mask),
+        ]
+        m.d.comb += [a.eq(b) for a, b in zip(side.data, self.ly_data, strict=True)]
+        for name in ("rd_token", "d_en", "d_addr", *CONFIGURATION):
+            m.d.comb += getattr(side, name).eq(getattr(self, name))
+        for name in ("d_data", "d_valid"):
+            m.d.comb += getattr(self, name).eq(getattr(side, name))
+        for name in (*BANK, *z_signature(sizes)):
+            m.d.comb += getattr(drive, name).eq(getattr(side, name))
+        m.d.comb += [drive.of_trits.eq(side.busy), drive.of_z.eq(side.is_up)]
+        return side
 
     def _tiles(self, m: Module, platform: Any) -> list[Any]:
         """Put the tiles in: one module for all, told its number by a parameter."""

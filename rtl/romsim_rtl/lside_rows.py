@@ -12,7 +12,9 @@ from romsim_rtl.primitives import popcount
 __all__ = ["build_collect"]
 
 
-def build_collect(m: Module, unit: Any, tiles: list[Any], run: MatrixRun, embed: EmbedRun) -> None:
+def build_collect(
+    m: Module, unit: Any, tiles: list[Any], run: MatrixRun, embed: EmbedRun, adders: Any
+) -> None:
     """Take a step's rows beat by beat, and send them through the wires' registers.
 
     Parameters
@@ -21,6 +23,8 @@ def build_collect(m: Module, unit: Any, tiles: list[Any], run: MatrixRun, embed:
         The `LSide`.
     tiles
         Its tiles, or their faces.
+    adders
+        The `AdderSide`, which takes the rows of its own runs; or ``None``.
     """
     clipped = Cat(*(tile.clipped for tile in tiles))
     count = Signal(32, name="clip_count")
@@ -39,8 +43,14 @@ def build_collect(m: Module, unit: Any, tiles: list[Any], run: MatrixRun, embed:
     values: list[Value] = [row, mask, *data]
     hops = unit.config.collect_cycles - 1
     valid, values = _wires(m, "rows", valid, values, hops)
+    if adders is None:
+        m.d.comb += unit.ly_valid.eq(valid)
+    else:
+        m.d.comb += [
+            unit.ly_valid.eq(valid & ~adders.busy),
+            adders.rows_valid.eq(valid & adders.busy),
+        ]
     m.d.comb += [
-        unit.ly_valid.eq(valid),
         unit.ly_token.eq(run.held["token"]),
         unit.ly_head.eq(run.held["is_head"]),
         unit.ly_row.eq(values[0]),
@@ -80,7 +90,7 @@ def _numbers(m: Module, unit: Any, run: MatrixRun, draining: Value) -> tuple[Sig
     lanes, lanes_log2 = config.n_lanes, config.lanes_log2
     at, rest = Signal(20, name="next_row"), Signal(20, name="rows_left")
     begins = Signal(name="begins_rows")
-    m.d.sync += begins.eq(unit.start)
+    m.d.sync += begins.eq(run.start)
     chunk: Value = Const(lanes, lanes_log2 + 1)
     for log in config.tile.ks_logs:
         rows = 1 << config.rows_log2 - log

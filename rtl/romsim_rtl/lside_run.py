@@ -10,6 +10,7 @@ from amaranth.hdl import Const, Module, Mux, Signal, Value
 from romsim_rtl.encoding import FIELDS
 from romsim_rtl.instruction import cut_fields
 from romsim_rtl.memory import address_bits
+from romsim_rtl.primitives import wire
 
 __all__ = ["MATVEC_CYCLES", "EmbedRun", "MatrixRun", "build_embed", "build_run"]
 
@@ -28,6 +29,8 @@ class MatrixRun:
 
     Parameters
     ----------
+    start
+        It is started.
     held
         Its fields, from the cycle after it was started.
     step_words
@@ -40,6 +43,7 @@ class MatrixRun:
         A step's rows are on the tiles' outputs, for ``db`` cycles from this one.
     """
 
+    start: Value
     held: dict[str, Signal]
     step_words: Signal
     last_beat: Signal
@@ -72,14 +76,24 @@ class EmbedRun:
     plane: Signal
 
 
-def build_run(m: Module, unit: Any, drive: Any) -> MatrixRun:
-    """Step through words, planes and steps; drive the pipeline of all tiles."""
+def build_run(m: Module, unit: Any, drive: Any, adders: Any) -> MatrixRun:
+    """Step through words, planes and steps; drive the pipeline of all tiles.
+
+    Parameters
+    ----------
+    adders
+        The `AdderSide`, whose runs are as those of ``matvec``; or ``None``.
+    """
     config = unit.config
     instr = cut_fields(unit.instr)
+    start: Value = unit.start
+    if adders is not None:
+        start = wire(m, adders.run | (unit.start & ~adders.start), "begins_run")
+        instr |= _run_fields(m, adders, instr)
     held = {
         name: Signal(instr[name].shape(), name=f"held_{name}", reset_less=True) for name in _KEPT
     }
-    with m.If(unit.start | unit.embed):
+    with m.If(start | unit.embed):
         m.d.sync += [held[name].eq(instr[name]) for name in _KEPT]
 
     step_words = Signal(12, reset_less=True)
@@ -87,9 +101,9 @@ def build_run(m: Module, unit: Any, drive: Any) -> MatrixRun:
     beats = _drain_beats(config, instr)
     beat_bits = len(beats)
     last_beat, last_cycle = Signal(beat_bits, reset_less=True), Signal(12, reset_less=True)
-    with m.If(unit.start | unit.embed):
+    with m.If(start | unit.embed):
         m.d.sync += step_words.eq(words)
-    with m.If(unit.start):
+    with m.If(start):
         m.d.sync += [
             last_beat.eq(beats - 1),
             last_cycle.eq(Mux(words > beats, words, beats) - 1),
@@ -107,8 +121,11 @@ def build_run(m: Module, unit: Any, drive: Any) -> MatrixRun:
     ]
     tail = Signal(16, reset_less=True)
     busy = Signal()
-    m.d.comb += unit.busy.eq(busy)
-    with m.If(unit.start):
+    if adders is None:
+        m.d.comb += unit.busy.eq(busy)
+    else:
+        m.d.comb += [unit.busy.eq(busy | adders.busy), adders.running.eq(busy)]
+    with m.If(start):
         m.d.sync += [busy.eq(1), running.eq(1), active.eq(1)]
         m.d.sync += [cycle.eq(0), step.eq(0), word.eq(0), plane.eq(0), tail.eq(0)]
     with m.Elif(running):
@@ -130,16 +147,21 @@ def build_run(m: Module, unit: Any, drive: Any) -> MatrixRun:
         with m.If(tail == 1):
             m.d.sync += busy.eq(0)
 
-    _drive_words(m, unit, drive, instr, held, active, word, plane, is_last_plane)
+    _drive_words(m, unit, drive, instr, start, held, active, word, plane, is_last_plane)
     v_rows = _drive_stages(m, unit, drive, held, active, word, plane, is_last_plane, is_last_word)
-    address = Signal(address_bits(config.tile.rom_rows), name="rom_address", reset_less=True)
+    bits = address_bits(max(config.tile.rom_rows, config.tile.trit_words))
+    address = Signal(bits, name="rom_address", reset_less=True)
     rom_en = Signal(name="reads_rom")
     m.d.sync += rom_en.eq(active)
-    with m.If(unit.start):
+    with m.If(start):
         m.d.sync += address.eq(instr["base"])
     with m.Elif(rom_en):
         m.d.sync += address.eq(address + 1)
+    if adders is not None:
+        m.d.comb += [drive.trit_en.eq(rom_en & adders.busy), drive.trit_addr.eq(address)]
+        rom_en = wire(m, rom_en & ~adders.busy, "reads_matrix")
     return MatrixRun(
+        start=start,
         held=held,
         step_words=step_words,
         last_beat=last_beat,
@@ -147,6 +169,20 @@ def build_run(m: Module, unit: Any, drive: Any) -> MatrixRun:
         address=address,
         v_rows=v_rows,
     )
+
+
+def _run_fields(m: Module, adders: Any, instr: dict[str, Value]) -> dict[str, Value]:
+    """Take the fields of a run from the adapter table in the cycle in which it gives an entry."""
+    constants = ("planes", "grid", "offset", "has_scales", "is_head")
+    values: dict[str, Value] = {name: Const(int(name == "planes"), 1) for name in constants}
+    values["token"] = adders.held_token
+    for name in _KEPT:
+        if name not in values and name != "n_cols":  # columns are of an embedding's row
+            values[name] = getattr(adders, name)
+    return {
+        name: wire(m, Mux(adders.looks, value, instr[name]), f"run_{name}")
+        for name, value in values.items()
+    }
 
 
 def _drain_beats(config: Any, instr: dict[str, Value]) -> Value:
@@ -163,6 +199,7 @@ def _drive_words(
     unit: Any,
     drive: Any,
     instr: dict[str, Value],
+    start: Value,
     held: dict[str, Signal],
     active: Signal,
     word: Signal,
@@ -182,7 +219,7 @@ def _drive_words(
         for log in unit.config.tile.ks_logs:
             share = Mux(instr["ks_log2"] == log, port % (1 << log), share)
         begin = (share * instr["wpc"])[: x.word_bits]
-        with m.If(unit.start):
+        with m.If(start):
             m.d.sync += [first.eq(begin), at.eq(begin)]
         with m.Elif(active & is_last_plane):
             m.d.sync += at.eq(Mux(last, first, at + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value, signed
@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_models.errors import SpecError
 from romsim_rtl.cell import Cell, CellConfig
+from romsim_rtl.ltile_adders import add_trits, adder_members, build_z, choose_z
 from romsim_rtl.ltile_rows import Row
 from romsim_rtl.memory import Rom, VerilogPlatform, address_bits, replicate
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes, beat_signature, token_member
@@ -42,6 +43,8 @@ class LTileConfig:
         The cells.
     x
         The x buffer.
+    trit_words, z_words
+        Words of trits beside each cell, and words of the buffer of z, where adapters run here.
 
     Raises
     ------
@@ -54,6 +57,8 @@ class LTileConfig:
     ks_logs: tuple[int, ...]
     cell: CellConfig
     x: XBufferSizes
+    trit_words: int = 0
+    z_words: int = 0
 
     def __post_init__(self) -> None:
         if self.n_cells < 1 or self.n_cells & (self.n_cells - 1):
@@ -64,6 +69,11 @@ class LTileConfig:
             raise SpecError(
                 f"ks_logs must be from 0 to {self.n_cells.bit_length() - 1}, not {self.ks_logs!r}"
             )
+
+    @property
+    def z(self) -> XBufferSizes:
+        """The buffer of z: as the x buffer, for one token."""
+        return replace(self.x, n_words=self.z_words, n_inflight=1)
 
     @property
     def n_ports(self) -> int:
@@ -104,6 +114,8 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
         Of the matrix.
     em_en
         A row of the embedding is in the ROM's output.
+    *
+        See `romsim_rtl.ltile_adders.adder_members`, where adapters run here.
     """
     cell = config.cell
     members = beat_signature(config.x)
@@ -134,7 +146,7 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
         members["plain"] = In(1)
     if config.ks_logs[-1]:
         members["v_tree"] = In(config.ks_logs[-1])
-    return members
+    return members | adder_members(config)
 
 
 class LTile(wiring.Component):
@@ -157,6 +169,8 @@ class LTile(wiring.Component):
         See `tile_signature`.
     em_mine, em_cell : In
         With ``em_en``: the row is one of this tile's, and the cell that holds it.
+    bank_mine : In
+        With ``bank_en``: the word is beside a cell of this tile; where adapters run here.
     rows : Out(signed(32)) array
         Finished rows, from the cycle after ``v_round`` until the next.
     clipped : Out
@@ -176,6 +190,7 @@ class LTile(wiring.Component):
                 "clipped": Out(config.n_rows),
                 "em_word": Out(config.cell.word_bits),
             }
+            | ({"bank_mine": In(1)} if config.trit_words else {})
         )
 
     def elaborate(self, platform: Any) -> Module:
@@ -197,7 +212,7 @@ class LTile(wiring.Component):
             if config.cell.has_plain:
                 names.append("plain")
             m.d.comb += [getattr(cell, name).eq(getattr(self, name)) for name in names]
-            m.d.comb += cell.word.eq(word)
+            m.d.comb += cell.word.eq(add_trits(m, self, index, word))
             m.d.comb += [port.eq(value) for port, value in zip(cell.x, x, strict=True)]
             for block in range(config.cell.n_blocks):
                 m.d.comb += [
@@ -292,10 +307,18 @@ class LTile(wiring.Component):
                     buffer.bc_sum[group].eq(self.bc_sum[group]),
                 ]
             m.d.comb += [
-                buffer.r_en.eq(self.x_en),
+                buffer.r_en.eq(self.x_en & ~self.of_z if config.trit_words else self.x_en),
                 buffer.r_word.eq(self.x_word[port]),
                 buffer.v_unpack.eq(self.v_unpack),
             ]
+            packed: list[Value] = list(buffer.x)
+            block_totals: list[Value] = list(buffer.total)
+            block_shifts: list[Value] = list(buffer.shift)
+            if config.trit_words:
+                z = build_z(m, self, port)
+                packed = choose_z(m, self, f"packed{port}_", z.x, packed)
+                block_totals = choose_z(m, self, f"total{port}_", z.total, block_totals)
+                block_shifts = choose_z(m, self, f"shift{port}_", z.shift, block_shifts)
             less, totals, places = [], [], []
             for block in range(config.cell.n_blocks):
                 name = f"{port}_{block}"
@@ -304,9 +327,9 @@ class LTile(wiring.Component):
                 shift = Signal(5, name=f"shift{name}", reset_less=True)
                 with m.If(self.v_dot & self.first_plane):
                     m.d.sync += [
-                        less[block].eq(self.offset * buffer.total[block]),
-                        total.eq(buffer.total[block]),
-                        shift.eq(buffer.shift[block]),
+                        less[block].eq(self.offset * block_totals[block]),
+                        total.eq(block_totals[block]),
+                        shift.eq(block_shifts[block]),
                     ]
                 totals.append(Signal(signed(13), name=f"held_total{name}", reset_less=True))
                 places.append(Signal(signed(9), name=f"place{name}", reset_less=True))
@@ -315,6 +338,5 @@ class LTile(wiring.Component):
                         totals[block].eq(total),
                         places[block].eq(shift - self.grid - 25),
                     ]
-            x = [buffer.x[k] for k in range(config.cell.n_blocks * config.cell.n_packed)]
-            result.append((x, less, totals, places))
+            result.append((packed, less, totals, places))
         return result

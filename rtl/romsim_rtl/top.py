@@ -120,7 +120,7 @@ class Top(wiring.Component):
             "count_clipped": Out(32),
         }
         members |= {f"count_{name}": Out(48) for name in _COUNTERS}
-        if self.lora is not None:
+        if self.lora is not None or self.l_config.adders is not None:
             members |= {"cmd_adapted": In(1), "cmd_adapter": In(20)} | configuration_members()
         if self.h_sizes.block:
             members |= page_members(self.h_sizes)
@@ -246,24 +246,31 @@ class Top(wiring.Component):
             m.d.comb += getattr(v, name).eq(getattr(l_side, name))
         for name in ("o_en", "o_addr", "l_en", "l_addr", "d_en", "d_addr", "rd_token"):
             m.d.comb += getattr(h, name).eq(getattr(v, name))
-        m.d.comb += [v.l_data.eq(h.l_data), v.d_valid.eq(h.d_valid)]
+        adders = self.l_config.adders is not None
+        m.d.comb += [v.l_data.eq(h.l_data), v.d_valid.eq(l_side.d_valid if adders else h.d_valid)]
+        if adders:
+            for name in ("d_en", "d_addr", "rd_token"):
+                m.d.comb += getattr(l_side, name).eq(getattr(v, name))
         for lane in range(self.l_config.n_lanes):
+            d_data = l_side.d_data.word_select(lane, 32) if adders else h.d_data[lane]
             m.d.comb += [
                 v.ly_data[lane].eq(l_side.ly_data[lane]),
                 v.o_data[lane].eq(h.o_data[lane]),
-                v.d_data[lane].eq(h.d_data[lane]),
+                v.d_data[lane].eq(d_data),
             ]
 
     def _host(self, m: Module, sequencer: Any, v: Any, l_side: Any, h: Any) -> None:
         for name in ("cmd_valid", "cmd_program", "cmd_tokens", "cmd_reset", "done_ready"):
             m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
-        if self.lora is not None:
+        adders = self.l_config.adders is not None
+        if self.lora is not None or adders:
+            unit = l_side if adders else h
             for name in ("cmd_adapted", "cmd_adapter"):
                 m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
             for name in ("is_adapted", "adapter_base"):
-                m.d.comb += getattr(h, name).eq(getattr(sequencer, name))
+                m.d.comb += getattr(unit, name).eq(getattr(sequencer, name))
             for name in configuration_members():
-                m.d.comb += getattr(h, name).eq(getattr(self, name))
+                m.d.comb += getattr(unit, name).eq(getattr(self, name))
         for name in ("cmd_ready", "done_valid", *(f"count_{name}" for name in _COUNTERS)):
             m.d.comb += getattr(self, name).eq(getattr(sequencer, name))
         m.d.comb += [
@@ -285,11 +292,6 @@ def _check(description: Description) -> None:
         raise SpecError(
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
-        )
-    if target.lora.path == "adders":
-        raise SpecError(
-            f"lora.path of an RTL target must be 'int8', not 'adders', which has no RTL; compile "
-            f"{target.name!r} with --lora-path int8"
         )
     check_kv_hardware(target.kv)
     if description.context > 1 << _POSITION_BITS:  # under a window, more than there are slots

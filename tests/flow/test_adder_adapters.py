@@ -119,7 +119,10 @@ def test_a_row_of_z_and_of_d_by_hand(chip: Description) -> None:
     coded = [rne(v, shift) << shift for v in z]
     (projection,) = load_adapter(chip.loras["some"])["L1.down"].projections
     delta = np.zeros(SPEC.dim, np.int32)
-    clipped = projection.apply(vector, in_frac=16, linear_frac=16, out_frac=14, delta=delta)
+    coded_z: list[MatrixInput] = []
+    fracs = {"in_frac": 16, "linear_frac": 16, "out_frac": 14}
+    clipped = projection.apply(vector, **fracs, delta=delta, coded=coded_z)
+    assert [int(c) << shift for c in coded_z[0].codes[:5]] == coded
     assert clipped == 0
     assert delta.tolist() == [product(image.b, row, coded, 16 - 14) for row in range(SPEC.dim)]
 
@@ -243,14 +246,3 @@ def test_a_chip_of_the_other_path_has_no_trace_of_this_one(
     other = compiled(tmp_path / "c", adapters)
     assert other.manifest["target"]["lora"] == {"path": "adders"}
     assert {i.unit for i in other.decode.instructions if i.op == "lora"} == {"L"}
-
-
-def test_rtl_refuses_the_path_by_name(chip: Description, tmp_path: Path) -> None:
-    from romsim_rtl.emit import emit_rtl
-
-    with pytest.raises(
-        SpecError,
-        match=r"^lora\.path of an RTL target must be 'int8', not 'adders', which has no RTL; "
-        r"compile 'small-ternary' with --lora-path int8$",
-    ):
-        emit_rtl(chip, tmp_path / "rtl")
