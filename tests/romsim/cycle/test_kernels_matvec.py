@@ -287,9 +287,11 @@ def test_adapter_is_the_pages(rank: int, seed: int) -> None:
         up=AdapterMatrix.create(b.astype(np.int8), b_exponents, b_grid, size),
     )
     delta = np.full(9, 77, np.int32)
+    coded: list[MatrixInput] = []
     clipped = projection.apply(
-        vector_of(blocks), in_frac=18, linear_frac=16, out_frac=14, delta=delta
+        vector_of(blocks), in_frac=18, linear_frac=16, out_frac=14, delta=delta, coded=coded
     )
+    assert len(coded) == 1
     assert delta.tolist() == [77, 77, *expected, 77, 77]
     assert clipped == page.clips[0] - before
     assert projection.rank == rank
