@@ -149,7 +149,7 @@ class LSideConfig:
         return divmod(row, self.tile.n_cells >> ks_log2)
 
 
-def adapter_members(config: LSideConfig) -> dict[str, Any]:
+def _adapter_members(config: LSideConfig) -> dict[str, Any]:
     """List the ports that unit L has where adapters run in it."""
     if config.adders is None:
         return {}
@@ -201,7 +201,7 @@ class LSide(wiring.Component):
         self.config, self.contents = config, contents
         groups, lanes = config.tile.x.n_groups, config.n_lanes
         super().__init__(
-            adapter_members(config)
+            _adapter_members(config)
             | {
                 "start": In(1),
                 "embed": In(1),
