@@ -76,7 +76,7 @@ DIE_AXES: dict[str, tuple[Any, ...]] = {
     "hidden_dim": (64, 192, 160),
     "context": (12, 21, 40),
     "kv_codec": ("int8", "int4", "int2", "fp16", "kivi-2bit", "kivi-4bit", "kivi-k4v2"),
-    "kv_slots": ("all", "window", "sinks", "pages", "forks"),
+    "kv_slots": ("all", "window", "sinks", "pages", "forks", "heavy"),
 }
 """What the Verilog of a chip depends on."""
 
@@ -86,6 +86,7 @@ _KV_SLOTS = {
     "sinks": "streaming-llm,sinks=3,window=9,codec={}",
     "pages": "{},layout=paged,block=4",
     "forks": "{},layout=paged,block=4",
+    "heavy": "h2o,heavy=4,window=3,codec={}",
 }
 _KIVI_SLOTS = {"all": "{},residual=32", "sinks": "{},residual=32,plain_sinks=8"}
 N_SEQUENCES = 3  # of chips whose sequences fork
@@ -254,8 +255,10 @@ def _possible(chip: SweepChip) -> SweepChip:
             hidden_dim=-(-chip.hidden_dim // 64) * 64,
             head_dim=chip.head_dim if n_heads * chip.head_dim % 64 == 0 else 64,
         )
-    if chip.kv_slots in ("window", "sinks"):  # a token would write where the one before it reads
+    if chip.kv_slots in ("window", "sinks", "heavy"):  # a token would write where another reads
         chip = replace(chip, n_inflight=1)
+    if chip.kv_slots == "heavy" and not chip.is_kivi:  # slots are freed for some time
+        chip = replace(chip, context=max(chip.context, 21))
     if chip.is_kivi:  # it has rows of its own, and codes nothing before the 33rd token
         slots = chip.kv_slots if chip.kv_slots in _KIVI_SLOTS else "all"
         chip = replace(chip, kv_slots=slots, context=40, n_layers=min(chip.n_layers, 2))
