@@ -15,7 +15,13 @@ from romsim_models.errors import SpecError
 from romsim_rtl.half_words import to_word
 from romsim_rtl.primitives import lane_signals, magnitude, round_shift_by, wire
 
-__all__ = ["ENCODER_CYCLES", "AffineEncoder", "significand_inverses"]
+__all__ = [
+    "ENCODER_CYCLES",
+    "AffineEncoder",
+    "bound_members",
+    "share_bounds",
+    "significand_inverses",
+]
 
 ENCODER_CYCLES = 7
 """Cycles from valid values to valid codes: bounds (2), step, words, inverse, product, codes."""
@@ -54,7 +60,7 @@ def significand_inverses(table: Sequence[int]) -> list[int]:
 
 
 class AffineEncoder(wiring.Component):
-    """Encode one group of 32 a cycle.
+    """Encode one group of 32 a cycle, or as much of a larger one, with others.
 
     Parameters
     ----------
@@ -64,6 +70,8 @@ class AffineEncoder(wiring.Component):
         ``RCP`` of the numerics page.
     value_bits
         Of a value, which is at most 2^31 in magnitude; with 33 it may be 2^31.
+    n_others
+        Encoders that have the rest of a larger group.
 
     Members
     -------
@@ -77,13 +85,19 @@ class AffineEncoder(wiring.Component):
         Codes, position 0 in the least significant bits.
     zero, scale : Out(16)
         Words of docs/kv.md, section 1.
+    low, high, other_low, other_high
+        Least and largest values of parts of the group, a cycle after ``start``, and those of the
+        others; where there are any.
     """
 
-    def __init__(self, *, code_bits: int, table: Sequence[int], value_bits: int = 32) -> None:
-        self.code_bits, self.value_bits = code_bits, value_bits
+    def __init__(
+        self, *, code_bits: int, table: Sequence[int], value_bits: int = 32, n_others: int = 0
+    ) -> None:
+        self.code_bits, self.value_bits, self.n_others = code_bits, value_bits, n_others
         self._inverses = significand_inverses(table)
         super().__init__(
-            {
+            (bound_members(value_bits, n_others) if n_others else {})
+            | {
                 "start": In(1),
                 "values": In(signed(value_bits)).array(MX_BLOCK),
                 "done": Out(1),
@@ -181,7 +195,8 @@ class AffineEncoder(wiring.Component):
         found = []
         for name, is_better in (("low", _is_less), ("high", _is_more)):
             parts = [self.values[lane] for lane in range(MX_BLOCK)]
-            for stage, size in enumerate((_FIRST, MX_BLOCK // _FIRST)):
+            whole = (1 + self.n_others) * MX_BLOCK
+            for stage, size in enumerate((_FIRST, whole // _FIRST)):
                 best = [
                     _best(m, parts[at : at + size], is_better, f"{name}{stage}_{at}")
                     for at in range(0, len(parts), size)
@@ -190,8 +205,31 @@ class AffineEncoder(wiring.Component):
                 with m.If(valid[stage]):
                     m.d.sync += [a.eq(b) for a, b in zip(kept, best, strict=True)]
                 parts = list(kept)
+                if self.n_others and stage == 0:
+                    mine = getattr(self, name)
+                    m.d.comb += [a.eq(b) for a, b in zip(mine, kept, strict=True)]
+                    parts += list(getattr(self, f"other_{name}"))
             found.append(parts[0])
         return found[0], found[1]
+
+
+def bound_members(value_bits: int, n_others: int) -> dict[str, Any]:
+    """List the members by which encoders of one group know each other's bounds."""
+    value, n_parts = signed(value_bits), MX_BLOCK // _FIRST
+    members: dict[str, Any] = {name: Out(value).array(n_parts) for name in ("low", "high")}
+    others = {f"other_{name}": In(value).array(n_parts * n_others) for name in ("low", "high")}
+    return members | others
+
+
+def share_bounds(m: Module, encoders: Sequence[Any]) -> None:
+    """Connect the encoders of one group."""
+    for one in encoders:
+        for name in ("low", "high"):
+            parts = [
+                part for other in encoders if other is not one for part in getattr(other, name)
+            ]
+            theirs = getattr(one, f"other_{name}")
+            m.d.comb += [a.eq(b) for a, b in zip(theirs, parts, strict=True)]
 
 
 def _is_less(a: Any, b: Any) -> Any:

@@ -16,8 +16,13 @@ KV_HARDWARE = {
 """Values of each axis that unit H is built for; the plain cache's first."""
 
 
-def check_kv_hardware(kv: KvConfig) -> None:
+def check_kv_hardware(kv: KvConfig, *, n_lanes: int) -> None:
     """Refuse a KV configuration of which a choice has no hardware.
+
+    Parameters
+    ----------
+    n_lanes
+        Lanes of unit V.
 
     Raises
     ------
@@ -42,8 +47,13 @@ def check_kv_hardware(kv: KvConfig) -> None:
             f"the slots of each KV head would be looked up in the block table; compile with --kv "
             f"layout=slotmap"
         )
-    if kv.group not in (0, MX_BLOCK):
+    if kv.codec == "kivi" and kv.group != MX_BLOCK:
         raise SpecError(
-            f"kv.group of an RTL target must be {MX_BLOCK}, the values that a lane group encodes, "
-            f"not {kv.group}; compile with --kv {kv.codec},group={MX_BLOCK}"
+            f"kv.group of an RTL target must be {MX_BLOCK} with codec kivi, the values that its "
+            f"encoder takes, not {kv.group}; compile with --kv group={MX_BLOCK} beside the rest"
+        )
+    if kv.group and n_lanes % kv.group:
+        raise SpecError(
+            f"kv.group of an RTL target must divide its {n_lanes} vector lanes, which encode a "
+            f"group at a time, not be {kv.group}; compile with --kv {kv.codec},group={MX_BLOCK}"
         )

@@ -293,7 +293,7 @@ def _check(description: Description) -> None:
             f"Target {target.name!r} must be executable to be built as RTL, but its formats are "
             f"for area and timing only; compile for an executable target"
         )
-    check_kv_hardware(target.kv)
+    check_kv_hardware(target.kv, n_lanes=target.vector.n_lanes)
     if description.context > 1 << _POSITION_BITS:  # under a window, more than there are slots
         raise SpecError(
             f"Context of the RTL must be at most {1 << _POSITION_BITS} tokens, which its position "

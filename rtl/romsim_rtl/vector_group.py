@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.target import MX_BLOCK
-from romsim_rtl.affine_encoder import AffineEncoder
+from romsim_rtl.affine_encoder import AffineEncoder, bound_members
 from romsim_rtl.kv_words import KV_WORDS
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.mx_quantizer import MxQuantizer
@@ -68,6 +68,8 @@ class GroupConfig:
         Table ``RCP``.
     has_sink_query
         Whether rope rotates queries once more, for a window's sinks.
+    kv_blocks
+        Blocks of a head that share a zero and a scale, side by side in the lanes.
     """
 
     x_depth: int
@@ -84,6 +86,7 @@ class GroupConfig:
     codec: str
     reciprocals: Sequence[int]
     has_sink_query: bool = False
+    kv_blocks: int = 1
 
 
 class VectorGroup(wiring.Component):
@@ -112,6 +115,8 @@ class VectorGroup(wiring.Component):
         Clips in this group's lanes, each counted in one cycle.
     affine_codes, affine : Out
         Of an affine KV codec, the encoder's codes, and zero and scale.
+    low, high, other_low, other_high
+        Of a KV codec whose values share a scale with other groups' lanes, members of the encoder.
     words : Out
         Of a KV codec of 16-bit words, those of the block that is quantised.
     """
@@ -161,6 +166,8 @@ class VectorGroup(wiring.Component):
         words = KV_WORDS[config.codec]
         if words.is_affine:
             members |= {"affine_codes": Out(words.code_bits), "affine": Out(words.block_bits)}
+            if config.kv_blocks > 1:
+                members |= bound_members(32, config.kv_blocks - 1)
         if words.has_halves:
             members |= {"words": Out(words.code_bits)}
         super().__init__(members)
@@ -250,8 +257,14 @@ class VectorGroup(wiring.Component):
         words = KV_WORDS[config.codec]
         if words.is_affine:
             m.submodules.encoder = encoder = AffineEncoder(
-                code_bits=words.element_bits, table=config.reciprocals
+                code_bits=words.element_bits,
+                table=config.reciprocals,
+                n_others=config.kv_blocks - 1,
             )
+            for name in bound_members(32, config.kv_blocks - 1) if config.kv_blocks > 1 else ():
+                ours, theirs = getattr(self, name), getattr(encoder, name)
+                for a, b in zip(ours, theirs, strict=True):
+                    m.d.comb += b.eq(a) if name.startswith("other") else a.eq(b)
             m.d.comb += [encoder.values[lane].eq(v[lane]) for lane in range(LANES)]
             m.d.comb += [
                 encoder.start.eq(self.v_quant & self.is_rope),

@@ -10,9 +10,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from romsim_compiler.numerics import Numerics
-from romsim_compiler.target import Target
+from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
+from romsim_rtl.affine_encoder import share_bounds
 from romsim_rtl.argmax import Argmax
 from romsim_rtl.encoding import WORD_BITS
 from romsim_rtl.kv_words import KV_WORDS
@@ -118,6 +119,7 @@ class VectorUnit(wiring.Component):
             sink_position=target.kv.sinks and target.kv.sinks + target.kv.window - 1,
         )
         self.codec = target.kv.codec
+        self.kv_blocks = max(1, target.kv.group // MX_BLOCK) if self.codec != "kivi" else 1
         longest = max(2 * spec.hidden_dim, sizes.qkv_rows, spec.dim)
         self.x_bits = address_bits(sizes.beats(spec.dim))
         # one word more than the rows need: the up half's last word may stand past them
@@ -193,6 +195,7 @@ class VectorUnit(wiring.Component):
             y_banks=banks,
             sc_depth=(2 if sizes.sink_position else sizes.n_inflight) * (sizes.head_dim // 32),
             has_sink_query=sizes.sink_position > 0,
+            kv_blocks=self.kv_blocks,
             activation=spec.activation,
             has_sub_norms=spec.has_sub_norms,
             turns_up=spec.hidden_dim % sizes.n_lanes != 0,
@@ -231,6 +234,9 @@ class VectorUnit(wiring.Component):
             lambda: VectorGroup(config=config),
             sizes.n_groups,
         )
+        n_blocks = config.kv_blocks
+        for first in range(0, sizes.n_groups, n_blocks) if n_blocks > 1 else ():
+            share_bounds(m, groups[first : first + n_blocks])
         streams = build_streams(m, self, control, groups)
         build_norm_scalars(m, self, control, groups, streams)
         build_rope_scalars(m, self, control, groups, streams, pos)

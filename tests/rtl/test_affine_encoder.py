@@ -13,7 +13,12 @@ from amaranth.hdl import Module, Signal
 from romsim.reference.kv_codes import affine, fp16
 from romsim_compiler.tables import tables
 from romsim_models.errors import SpecError
-from romsim_rtl.affine_encoder import ENCODER_CYCLES, AffineEncoder, significand_inverses
+from romsim_rtl.affine_encoder import (
+    ENCODER_CYCLES,
+    AffineEncoder,
+    share_bounds,
+    significand_inverses,
+)
 from romsim_rtl.half_words import split_word, to_word
 from romsim_rtl.mx_quantizer import QUANTIZER_CYCLES
 from romsim_rtl.word_encoder import WordEncoder
@@ -83,6 +88,39 @@ def test_groups_come_out_seven_cycles_later(code_bits: int) -> None:
             await context.tick()
 
     simulate(encoder, bench)
+
+
+def test_encoders_of_one_group_share_its_bounds() -> None:
+    """Two of 32 values each give the codes of 64, with one zero and scale."""
+    rnd = random.Random(6)
+    halves = groups()
+    given = [a + b for a, b in zip(halves, rnd.sample(halves, len(halves)), strict=True)]
+    wanted = affine(torch.tensor(given, dtype=torch.float64), 4)
+    encoders = [AffineEncoder(code_bits=4, table=RCP, n_others=1) for _ in range(2)]
+    m = Module()
+    m.submodules += encoders
+    share_bounds(m, encoders)
+
+    async def bench(context: Any) -> None:
+        for cycle in range(len(given) + ENCODER_CYCLES):
+            values = given[cycle] if cycle < len(given) else [rnd.getrandbits(31)] * 64
+            for number, encoder in enumerate(encoders):
+                context.set(encoder.start, cycle < len(given))
+                part = values[32 * number : 32 * number + 32]
+                for port, value in zip(encoder.values, part, strict=True):
+                    context.set(port, value)
+            at = cycle - ENCODER_CYCLES
+            if at >= 0:
+                codes = []
+                for encoder in encoders:
+                    word = context.get(encoder.codes)
+                    codes += [word >> 4 * lane & 15 for lane in range(32)]
+                    assert context.get(encoder.zero) == int(wanted.zero[at])
+                    assert context.get(encoder.scale) == int(wanted.scale[at])
+                assert codes == [int(code) for code in wanted.codes[at]]
+            await context.tick()
+
+    simulate(m, bench)
 
 
 def test_words_are_those_of_the_page() -> None:

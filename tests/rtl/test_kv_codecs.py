@@ -119,7 +119,7 @@ def test_a_kivi_chip_of_odd_rows_is_refused() -> None:
         "and codes have rows of their own; compile with --kv layout=contiguous"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
-        check_kv_hardware(parse_kv("kivi-4bit,layout=paged,block=32"))
+        check_kv_hardware(parse_kv("kivi-4bit,layout=paged,block=32"), n_lanes=32)
     # four tiles, eight sinks: keys take 16 rows in turn and one ahead, values one more
     kivi = sizes(4, 8)
     assert kivi.places == {"k": 19, "v": 20}
@@ -129,11 +129,18 @@ def test_a_kivi_chip_of_odd_rows_is_refused() -> None:
     assert (kivi.code_rows, kivi.n_groups) == (62, 8)
 
 
-def test_a_group_of_more_than_a_lane_group_is_refused() -> None:
+def test_groups_that_the_encoders_do_not_take_are_refused() -> None:
     sentence = (
-        "kv.group of an RTL target must be 32, the values that a lane group encodes, not 64; "
-        "compile with --kv int4,group=32"
+        "kv.group of an RTL target must divide its 32 vector lanes, which encode a group at a "
+        "time, not be 64; compile with --kv int4,group=32"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
-        check_kv_hardware(parse_kv("int4-g64"))
-    check_kv_hardware(KvConfig())
+        check_kv_hardware(parse_kv("int4-g64"), n_lanes=32)
+    sentence = (
+        "kv.group of an RTL target must be 32 with codec kivi, the values that its encoder takes, "
+        "not 64; compile with --kv group=32 beside the rest"
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        check_kv_hardware(parse_kv("kivi-4bit,group=64"), n_lanes=64)
+    check_kv_hardware(parse_kv("int4-g64"), n_lanes=64)
+    check_kv_hardware(KvConfig(), n_lanes=32)

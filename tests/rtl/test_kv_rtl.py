@@ -190,6 +190,11 @@ def test_heavy_hitters_equal_the_cycle_model(
         ("int8,layout=paged,block=12", {"heads": "3/1"}),
         ("int8,layout=paged,block=32", {"attn_block": 16, "n_tiles": 8, "rank": 4}),
         ("int4,layout=paged,block=1", {"n_inflight": 2, "attn_block": 16}),
+        ("int4-g64", {"head_dim": 64, "width": "32/64", "heads": "3/1", "n_inflight": 2}),
+        (
+            "h2o,heavy=6,window=6,codec=int2,group=128",
+            {"head_dim": 128, "width": "32/128", "heads": "2/2", "n_layers": 1},
+        ),
         ("streaming-llm,sinks=5,window=10,layout=paged,block=4", {"heads": "2/2"}),
         ("window,window=11", {"n_layers": 1}),
     ],
