@@ -15,21 +15,24 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from benchmarks.mutation_report import Component, Report, Tried, place
 from benchmarks.mutation_scripts import UNITS, unit_design
+from benchmarks.mutation_sources import digest_of
 from benchmarks.mutation_tests import Outcome, designs_of
+from benchmarks.mutation_vector import RULES as VECTOR_RULES
 from benchmarks.mutation_vector import vector_design
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.equivalence import prove_equivalent
-from romsim_rtl.mutants import Mutant, Netlist, Planted
+from romsim_rtl.mutant_design import Rule
+from romsim_rtl.mutants import Netlist, Planted
 from romsim_rtl.toolchain import make_safe_folder
 
-__all__ = ["Component", "Report", "Tried", "main", "measure", "measure_design"]
+__all__ = ["main", "measure", "measure_design"]
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 TESTS = (
     "argmax",
     "cell",
@@ -44,10 +47,11 @@ TESTS = (
     "sequencer",
     "sincos",
 )
-LARGE = (*UNITS, "vector_unit", "lside")  # many minutes each: only by name
-# Outputs that are read only while another output is 1, as the components' Members say.
-WHEN: Mapping[str, Mapping[str, str]] = {}
-
+LARGE = (*UNITS, "vector_unit", "lside")  # units: mutants of each of their files
+_SHARE = 4  # a file of a unit has this part of a component's mutants
+_LSIDE = ("lside",)  # tiles and cells are components of their own
+RULES: Mapping[str, Sequence[Rule]] = {"vector_unit": VECTOR_RULES}
+"""What users of a component keep to."""
 
 _HELPERS = ("exact_shift.py", "memory.py", "primitives.py")  # made for whoever calls them
 
@@ -84,110 +88,6 @@ class Subject(Protocol):
 
     def make_runner(self, folder: Path, *, count: int, seed: int) -> Runner:
         """Build the design with mutants in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A mutant and what became of it.
-
-    Parameters
-    ----------
-    mutant
-        The fault.
-    test, how
-        The test that caught it and by which exception or signal; empty if none did.
-    proof
-        How it was proved equivalent; empty if it was not.
-    """
-
-    mutant: Mutant
-    test: str = ""
-    how: str = ""
-    proof: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """Which it is: "caught", "equivalent" or "survived"."""
-        return "caught" if self.how else "equivalent" if self.proof else "survived"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
-    """One design of a component, and its mutants."""
-
-    component: str
-    tests: tuple[str, ...]
-    tried: tuple[Tried, ...]
-
-    def count(self, verdict: str) -> int:
-        """Mutants with a verdict."""
-        return sum(one.verdict == verdict for one in self.tried)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was measured."""
-
-    count: int
-    seed: int
-    components: tuple[Component, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Give rows by component, their sum, and every survivor."""
-        names = sorted({one.component for one in self.components})
-        rows = [_row(n, [c for c in self.components if c.component == n]) for n in names]
-        return {
-            "count": self.count,
-            "seed": self.seed,
-            "components": rows,
-            "total": _row("total", self.components),
-            "survivors": [
-                {"component": part.component, "tests": list(part.tests), **one.mutant.to_json()}
-                for part in self.components
-                for one in part.tried
-                if one.verdict == "survived"
-            ],
-        }
-
-    def to_text(self) -> str:
-        """Give a table and the survivors."""
-        values = self.to_json()
-        lines = [
-            f"{'component':<16}{'designs':>8}{'mutants':>9}{'caught':>8}{'equivalent':>12}"
-            f"{'survived':>10}{'score':>9}"
-        ]
-        for row in [*values["components"], values["total"]]:
-            score = "-" if row["score"] is None else f"{100 * row['score']:.1f} %"
-            lines.append(
-                f"{row['component']:<16}{row['designs']:>8}{row['mutants']:>9}{row['caught']:>8}"
-                f"{row['equivalent']:>12}{row['survived']:>10}{score:>9}"
-            )
-        for one in values["survivors"]:
-            lines.append(f"survived: {one['component']} {_place(one)}")
-        return "\n".join(lines)
-
-
-def _place(mutant: Mapping[str, Any]) -> str:
-    name = f" ({mutant['wire']})" if mutant["wire"] else ""
-    return (
-        f"#{mutant['number']} {mutant['mode']} of {mutant['cell']}.{mutant['port']}"
-        f"[{mutant['bit']}]{name} in {mutant['module']}, {', '.join(mutant['places'])}"
-    )
-
-
-def _row(name: str, parts: Sequence[Component]) -> dict[str, Any]:
-    numbers = {
-        verdict: sum(part.count(verdict) for part in parts)
-        for verdict in ("caught", "equivalent", "survived")
-    }
-    real = numbers["caught"] + numbers["survived"]
-    return {
-        "component": name,
-        "designs": len(parts),
-        "mutants": sum(len(part.tried) for part in parts),
-        **numbers,
-        "score": numbers["caught"] / real if real else None,
-    }
 
 
 def measure_design(
@@ -237,20 +137,27 @@ def measure_design(
                     rows = [asdict(one) for one in outcomes]
                     _keep(kept, json.dumps({"is_whole": is_whole, "outcomes": rows}))
                     say(f"{design.component}: {len(outcomes)} of {len(planted.mutants)} tried")
+        lived = [
+            mutant
+            for mutant, outcome in zip(planted.mutants, outcomes, strict=True)
+            if not outcome.how
+        ]
+        proofs: dict[int, str] = {}
+        if is_proved and lived:
+            say(f"{design.component}: looking for proofs of {len(lived)} that no test caught")
+            found = prove_equivalent(
+                planted,
+                lived,
+                top=design.netlist.name,
+                rules=RULES.get(design.component, ()),
+                seconds=seconds,
+            )
+            proofs = {mutant.number: one for mutant, one in zip(lived, found, strict=True)}
         tried = []
         for mutant, outcome in zip(planted.mutants, outcomes, strict=True):
-            proof = ""
-            if not outcome.how and is_proved:
-                say(f"{design.component}: proving #{mutant.number}")
-                proof = prove_equivalent(
-                    planted,
-                    mutant,
-                    top=design.netlist.name,
-                    when=WHEN.get(design.component, {}),
-                    seconds=seconds,
-                )
+            proof = proofs.get(mutant.number, "")
             if not outcome.how and not proof:
-                say(f"{design.component}: survived: {_place(mutant.to_json())}")
+                say(f"{design.component}: survived: {place(mutant.to_json())}")
             tried.append(Tried(mutant=mutant, test=outcome.test, how=outcome.how, proof=proof))
     return Component(
         component=design.component,
@@ -279,13 +186,24 @@ def _keep(file: Path, text: str) -> None:
     Path(aside.name).replace(file)
 
 
-def _sources() -> str:
-    """Digest of the tests, their golden models, and the machinery here."""
-    digest = hashlib.sha256()
-    for folder in ("compiler", "models", "rtl", "tests/rtl", "benchmarks"):
-        for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _sources(test: str) -> str:
+    """Digest of a test, its golden models, and the machinery here."""
+    runners = {"vector_unit": "mutation_vector"} | dict.fromkeys(UNITS, "mutation_scripts")
+    return digest_of(
+        [
+            f"tests.rtl.test_{test}",
+            f"benchmarks.{runners.get(test, 'mutation_tests')}",
+            "romsim_rtl.yosys_mutants",
+        ]
+    )
+
+
+def _designs(test: str) -> Sequence[Subject]:
+    if test == "vector_unit":
+        return [vector_design()]
+    if test in UNITS:
+        return [unit_design(test)]
+    return designs_of(f"tests.rtl.test_{test}", files=_LSIDE if test == "lside" else ())
 
 
 def measure(
@@ -305,7 +223,7 @@ def measure(
     tests
         Names of ``tests/rtl/test_<name>.py``.
     count
-        Mutants of each component; its designs share them.
+        Mutants of each component; its designs share them. Each file of a unit has a quarter.
     max_designs
         Designs of a component that are built, spread evenly over those that its tests simulate;
         one of a unit.
@@ -316,22 +234,19 @@ def measure(
     if unknown:
         listed = ", ".join([*TESTS, *LARGE])
         raise SpecError(f"Tests must be among {listed}, not {unknown[0]!r}")
-    sources = _sources()
     parts = []
     for test in tests:
-        designs: Sequence[Subject]
-        if test == "vector_unit":
-            designs = [vector_design()]
-        elif test in UNITS:
-            designs = [unit_design(test)]
-        else:
-            designs = designs_of(f"tests.rtl.test_{test}")
+        sources = _sources(test)
+        designs = _designs(test)
         for name in sorted({design.component for design in designs}):
             of_it = [design for design in designs if design.component == name]
             step = max(1.0, len(of_it) / max_designs)
-            chosen = [of_it[int(k * step)] for k in range(min(len(of_it), max_designs))]
+            n_chosen = 1 if test in LARGE else min(len(of_it), max_designs)
+            chosen = [of_it[int(k * step)] for k in range(n_chosen)]
             for number, design in enumerate(chosen):
                 share = count * (number + 1) // len(chosen) - count * number // len(chosen)
+                if test in LARGE:
+                    share = -(-count // _SHARE)
                 if share == 0:
                     continue
                 say(f"{name}, design {number + 1} of {len(chosen)}: {share} mutants")
@@ -344,7 +259,7 @@ def measure(
                     sources=sources,
                     say=say,
                 )
-                parts += _by_file(part) if test in (*UNITS, "vector_unit") else [part]
+                parts += _by_file(part) if test in LARGE else [part]
                 say(
                     f"{name}: {part.count('caught')} caught, {part.count('equivalent')} proved "
                     f"equivalent, {part.count('survived')} survived"
@@ -359,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "tests",
         nargs="*",
-        help=f"of: {', '.join([*TESTS, *LARGE])}; all but the last {len(LARGE)} by default",
+        help=f"of: {', '.join([*TESTS, *LARGE])}; all by default",
     )
     parser.add_argument("--count", type=int, default=80, help="mutants of each component")
     parser.add_argument("--designs", type=int, default=2, help="designs built of a component")
@@ -373,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         report = measure(
-            given.tests or TESTS,
+            given.tests or (*TESTS, *LARGE),
             count=given.count,
             max_designs=given.designs,
             seed=given.seed,

@@ -49,12 +49,14 @@ class Unit:
     tests: tuple[str, ...] = ("test_",)
 
 
+_N_FILES = 16  # no unit has more
 UNITS = {
     "hside": Unit(
         component="hside",
         module="tests.rtl.test_hside",
         shapes="SHAPES",
         goldens=("attention",),
+        files=("attention_", "hside", "htile", "merge"),
         tests=("test_attention_has", "test_scores_saturate"),
     ),
     "lora_side": Unit(
@@ -162,9 +164,7 @@ class ScriptRunner:
         folder, count, seed = self._plan
         self.top = name
         self.netlist: Netlist = netlist_of(component, name, platform=VerilogPlatform())
-        self.planted: Planted = plant_mutants(
-            self.netlist, folder, count=count, seed=seed, files=self.files
-        )
+        self.planted: Planted = _plant(self.netlist, folder, self.files, count, seed)
         return self.planted.verilog
 
     def _simulation_class(self) -> type[Simulation]:
@@ -204,11 +204,20 @@ class UnitDesign:
 
     def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
         """Plant the mutants without building anything."""
-        return plant_mutants(self.netlist, folder, count=count, seed=seed, files=self.unit.files)
+        return _plant(self.netlist, folder, self.unit.files, count, seed)
 
     def make_runner(self, folder: Path, *, count: int, seed: int) -> ScriptRunner:
         """Build the unit with mutants in it."""
         return ScriptRunner(self.unit, self.shape, folder, count=count, seed=seed)
+
+
+def _plant(
+    netlist: Netlist, folder: Path, files: tuple[str, ...], count: int, seed: int
+) -> Planted:
+    """Plant ``count`` mutants in each file."""
+    return plant_mutants(
+        netlist, folder, count=count * _N_FILES, seed=seed, files=files, each=count
+    )
 
 
 def unit_design(name: str) -> UnitDesign:

@@ -9,7 +9,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -42,12 +42,20 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Design:
-    """A design and every test that simulates it."""
+    """A design and every test that simulates it.
+
+    Parameters
+    ----------
+    files
+        How the names of the files begin that are mutated, each of them as often; all by default,
+        as it comes.
+    """
 
     component: str
     netlist: Netlist
     ports: tuple[Port, ...]
     calls: list[Call] = field(default_factory=list)
+    files: tuple[str, ...] = ()
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -56,7 +64,11 @@ class Design:
 
     def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
         """Plant the mutants without building anything."""
-        return plant_mutants(self.netlist, folder, count=count, seed=seed)
+        if not self.files:
+            return plant_mutants(self.netlist, folder, count=count, seed=seed)
+        return plant_mutants(
+            self.netlist, folder, count=count * 16, seed=seed, files=self.files, each=count
+        )
 
     def make_runner(self, folder: Path, *, count: int, seed: int) -> SteppedRunner:
         """Build the design with mutants in it."""
@@ -131,7 +143,7 @@ def _capture(component: Any, bench: Bench, ports: Ports) -> None:
     raise _Captured(component, ports)
 
 
-def designs_of(test_module: str) -> list[Design]:
+def designs_of(test_module: str, *, files: tuple[str, ...] = ()) -> list[Design]:
     """Find the designs that a test module simulates through ``tests.rtl.stepped``.
 
     Tests of the same netlist stand together: each of them is a chance to catch its mutants.
@@ -143,7 +155,7 @@ def designs_of(test_module: str) -> list[Design]:
             with run_by(_capture):
                 call.run()
         except _Captured as captured:
-            design = _design(module, captured)
+            design = replace(_design(module, captured), files=files)
             found.setdefault(design.netlist.key, design).calls.append(call)
     return list(found.values())
 
@@ -174,7 +186,7 @@ class SteppedRunner:
 
     def __init__(self, design: Design, folder: Path, *, count: int, seed: int) -> None:
         self.design = design
-        self.planted: Planted = plant_mutants(design.netlist, folder, count=count, seed=seed)
+        self.planted: Planted = design.plant(folder, count=count, seed=seed)
         if not self.planted.mutants:
             return  # all of it is the tests' own
         self.model: Model = build_model(

@@ -1,4 +1,4 @@
-"""Whether a mutant is no fault at all: a proof by SAT that nobody outside can tell it apart."""
+"""Whether a mutant is no fault at all: a proof that nobody outside can tell it apart."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 
-from romsim_rtl import yosys_equivalence
+from romsim_rtl import mutant_design, mutant_miter, yosys_equivalence
+from romsim_rtl.mutant_design import Rule
 from romsim_rtl.mutants import Mutant, Planted
 from romsim_rtl.toolchain import make_safe_folder
 
@@ -21,77 +21,79 @@ __all__ = ["prove_equivalent"]
 
 def prove_equivalent(
     planted: Planted,
-    mutant: Mutant,
+    mutants: Sequence[Mutant],
     *,
     top: str,
-    when: Mapping[str, str] = MappingProxyType({}),
-    steps: int = 8,
+    rules: Sequence[Rule] = (),
     seconds: int = 10,
-) -> str:
-    """Try to prove that a mutant and its design cannot be told apart.
+) -> list[str]:
+    """Try to prove that mutants and their design cannot be told apart.
 
     Parameters
     ----------
     planted
         The design.
-    mutant
-        One of its mutants.
+    mutants
+        Some of its mutants.
     top
         Name of the top module.
-    when
-        Outputs that mean something only while another output is 1, which is documented at the
-        component; all other outputs count in every cycle.
-    steps
-        Longest induction that is tried.
+    rules
+        What every user of the design keeps to, as its interface says; after a breach nothing
+        counts. All outputs count in every cycle.
     seconds
-        Longest single search of the solver.
+        Longest single search of the solver; there are several for each mutant.
 
     Returns
     -------
-    str
-        "combinational" if registers and outputs get the same values from the same state,
-        "induction" if outputs stay equal for ever after a reset from any common state; empty if
-        neither was proved. What came of it is kept in the cache, by content.
+    list
+        For each mutant "combinational" if registers and outputs get the same values from the same
+        state, "induction" if outputs stay equal for ever after a reset from any common state;
+        empty if neither was proved. What came of it is kept in the cache, by content.
     """
-    content = [
-        planted.netlist.read_text(),
-        Path(yosys_equivalence.__file__).read_text(),
-        mutant.command,
-        top,
-        dict(when),
-        steps,
-        seconds,
-    ]
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    kept = make_safe_folder() / "equivalence" / key
-    if kept.is_file():
-        return kept.read_text()
+    parts = (mutant_design, mutant_miter, yosys_equivalence)
+    machinery = [Path(str(part.__file__)).read_text() for part in parts]
+    content = [planted.netlist.read_text(), *machinery, top, list(map(asdict, rules)), seconds]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    folder = make_safe_folder() / "equivalence"
+    folder.mkdir(exist_ok=True)
+    kept = []
+    for mutant in mutants:
+        own = digest.copy()
+        own.update(mutant.command.encode())
+        kept.append(folder / own.hexdigest())
+    missing = [index for index, file in enumerate(kept) if not file.is_file()]
+    if missing:
+        found = _search(planted, [mutants[index] for index in missing], top, rules, seconds)
+        for index, proof in zip(missing, found, strict=False):
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as aside:
+                aside.write(proof)
+            Path(aside.name).replace(kept[index])
+    return [file.read_text() if file.is_file() else "" for file in kept]
+
+
+def _search(
+    planted: Planted,
+    mutants: Sequence[Mutant],
+    top: str,
+    rules: Sequence[Rule],
+    seconds: int,
+) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result")
         plan = {
             "netlist": str(planted.netlist),
             "top": top,
-            "command": mutant.command,
-            "when": dict(when),
-            "steps": steps,
+            "commands": [mutant.command for mutant in mutants],
+            "rules": list(map(asdict, rules)),
             "seconds": seconds,
             "result": str(result),
         }
         file = Path(folder, "plan.json")
         file.write_text(json.dumps(plan))
-        found = ""
-        # a netlist too large to be written as clauses in this time is not proved either
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [sys.executable, yosys_equivalence.__file__, str(file)],
-                capture_output=True,
-                check=False,
-                timeout=4 * seconds + 60,
-            )
-        if result.is_file():
-            found = result.read_text()
-    kept.parent.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as aside:
-        aside.write(found)
-    Path(aside.name).replace(kept)
-    return found
+        subprocess.run(
+            [sys.executable, yosys_equivalence.__file__, str(file)],
+            capture_output=True,
+            check=False,
+        )
+        found: list[str] = json.loads(result.read_text()) if result.is_file() else []
+        return found

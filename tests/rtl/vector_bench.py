@@ -161,6 +161,10 @@ class Beat:
     groups: tuple[tuple[tuple[int, ...], int, int], ...]
 
 
+Answer = tuple[int, int, int, dict[int, int]]
+"""Row and value of the best logit, clips, and all logits by their row."""
+
+
 @dataclass
 class Run:
     """What an operation did."""
@@ -173,6 +177,7 @@ class Run:
     angles: dict[tuple[int, int, int], tuple[int, int]]  # (group, address, pair) -> sine, cosine
     reads: dict[str, int]  # memory -> its reads, those of idle cycles before it included
     changes: dict[str, int]  # data register -> cycles in which it changed, likewise
+    logits: dict[int, int]  # row -> value
 
 
 class Bench:
@@ -295,11 +300,11 @@ class Bench:
         word = pack(fields or {})
         self._put(7, n, int(fields is not None), *(word >> 32 * k for k in range(INSTR_WORDS)))
 
-    def run(self, gains: Sequence[int] = ()) -> tuple[list[Run], list[tuple[int, int, int]]]:
+    def run(self, gains: Sequence[int] = ()) -> tuple[list[Run], list[Answer]]:
         """Run what is queued; ``gains`` fill the gain ROM."""
         return self.parse(self.simulate(gains))
 
-    def parse(self, text: str) -> tuple[list[Run], list[tuple[int, int, int]]]:
+    def parse(self, text: str) -> tuple[list[Run], list[Answer]]:
         """Read a log: what each instruction did, and the answers."""
         return _parse(text, self.watched)
 
@@ -366,6 +371,7 @@ def _shape_header(shape: Shape, unit: VectorUnit, is_traced: bool, registers: It
     switch("static void set_o(Top& top, int k, int64_t v)", "o_data", n_lanes, "@ = v; return")
     switch("static void set_d(Top& top, int k, int32_t v)", "d_data", n_lanes, "@ = v; return")
     switch("static void set_ly(Top& top, int k, int32_t v)", "ly_data", n_lanes, "@ = v; return")
+    switch("static int32_t lg(Top& top, int k)", "lg_data", n_lanes, "return @")
     switch("static const uint32_t* codes(Top& top, int k)", "bc_codes", n_groups, "return @.data()")
     switch("static int shift(Top& top, int k)", "bc_shift", n_groups, "return @")
     switch(
@@ -454,12 +460,12 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _parse(text: str, watched: Iterable[str]) -> tuple[list[Run], list[tuple[int, int, int]]]:
+def _parse(text: str, watched: Iterable[str]) -> tuple[list[Run], list[Answer]]:
     runs: list[Run] = []
-    answers: list[tuple[int, int, int]] = []
+    answers: list[Answer] = []
 
     def fresh() -> Run:
-        return Run(0, [], defaultdict(dict), defaultdict(list), defaultdict(list), {}, {}, {})
+        return Run(0, [], defaultdict(dict), defaultdict(list), defaultdict(list), {}, {}, {}, {})
 
     current = fresh()
     for line in text.splitlines():
@@ -484,6 +490,10 @@ def _parse(text: str, watched: Iterable[str]) -> tuple[list[Run], list[tuple[int
                     groups=tuple(groups),
                 )
             )
+        elif kind == "L":
+            mask, row = int(parts[1], 16), int(parts[0])
+            values = {row + k: int(part) for k, part in enumerate(parts[2:]) if mask >> k & 1}
+            current.logits |= values
         elif kind == "V":
             data = int(parts[2], 16)
             current.results[int(parts[0])] += [
@@ -505,7 +515,7 @@ def _parse(text: str, watched: Iterable[str]) -> tuple[list[Run], list[tuple[int
             runs.append(current)
             current = fresh()
         elif kind == "A":
-            answers.append((int(parts[0]), int(parts[1]), int(parts[2])))
+            answers.append((int(parts[0]), int(parts[1]), int(parts[2]), current.logits))
         else:
             cycle, group, address, mask = (
                 int(parts[0]),

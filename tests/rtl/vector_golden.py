@@ -141,14 +141,21 @@ class Golden:
         buffer: Sequence[int],
     ) -> list[int]:
         """Norm of ``x``, which is the beginning of what ``buffer`` holds."""
+        values = self.normalised(x, eps=eps, root=root, buffer=buffer)
+        return [
+            self.sat32(shr(value * gain, gain_shift))
+            for value, gain in zip(values, gains, strict=True)
+        ]
+
+    def normalised(
+        self, x: Sequence[int], *, eps: int, root: int, buffer: Sequence[int]
+    ) -> list[int]:
+        """Give the norm before the gains."""
         t = max(or_magnitudes(buffer).bit_length() - 24, -10)
         n = sum(shr(value, t) ** 2 for value in x) + rne(eps, 2 * (t + 10))
         y, h = self.rsqrt(n)
         scale = rne(y * root, 26)
-        return [
-            self.sat32(shr(shr(value * scale, h + t - 2) * gain, gain_shift))
-            for value, gain in zip(x, gains, strict=True)
-        ]
+        return [shr(value * scale, h + t - 2) for value in x]
 
     def add(self, y: Sequence[int], d: Sequence[int] | None) -> list[int]:
         if d is None:
@@ -188,6 +195,9 @@ class Golden:
         return result
 
     def silu(self, g: int) -> int:
+        return rne(g * self.sigmoid(g), 20)
+
+    def sigmoid(self, g: int) -> int:
         size = abs(g)
         if size >= 1 << 20:
             sigma = 1 << 20
@@ -195,9 +205,13 @@ class Golden:
             i, r = size >> 10, size & 1023
             table = self.tables["SIG"]
             sigma = int(table[i]) + rne((int(table[i + 1]) - int(table[i])) * r, 10)
-        if g < 0:
-            sigma = (1 << 20) - sigma
-        return rne(g * sigma, 20)
+        return (1 << 20) - sigma if g < 0 else sigma
+
+    def active(self, gate: int, activation: str) -> int:
+        """Give a gate's activation, without counting a clip."""
+        if activation == "silu":
+            return self.silu(gate)
+        return min(HIGH, rne(max(gate, 0) ** 2, self.linear_frac))
 
     def glu(self, gate: Sequence[int], up: Sequence[int], activation: str) -> list[int]:
         result = []

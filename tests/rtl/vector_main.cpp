@@ -56,6 +56,14 @@ static void step(Vromsim_vector& top) {
     look_at_registers(top, now);
     for (int i = 0; i < N_REGISTERS; ++i) changes[i] += now[i] != registers[i];
     std::memcpy(registers, now, sizeof now);
+    if (top.lg_valid) {
+      fprintf(out, "L %d ", top.lg_row);
+      uint32_t mask[N_GROUPS];
+      std::memcpy(mask, &top.lg_mask, sizeof mask);
+      print_wide(mask, N_GROUPS);
+      for (int k = 0; k < N_LANES; ++k) fprintf(out, " %d", static_cast<int>(lg(top, k)));
+      fputc('\n', out);
+    }
     if (top.bc_kind) {
       fprintf(out, "B %" PRId64 " %d %d %d %d %d %x", cycle, top.bc_kind, top.bc_token,
               top.bc_layer, top.bc_pos, top.bc_block, top.bc_mask);

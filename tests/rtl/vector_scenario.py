@@ -11,8 +11,9 @@ from romsim_compiler.durations import fixed_cycles
 from romsim_compiler.mapping import map_group
 from romsim_compiler.program import Instruction
 from romsim_rtl.encoding import OPS
-from tests.rtl.vector_bench import TABLES, Beat, Bench, Run
+from tests.rtl.vector_bench import TABLES, Answer, Beat, Bench, Run
 from tests.rtl.vector_golden import HIGH, LOW, Golden, mx_blocks
+from tests.rtl.vector_ties import factor_near_tie, gates_near_ties, near_half
 
 Check = Callable[[Run], None]
 
@@ -92,6 +93,16 @@ class Scenario:
         self.bench.set_d_valid(has)
         return values if has else None
 
+    def sums(self, token: int, n: int, bits: int | None, wanted: Sequence[int]) -> list[int]:
+        """Rows and maybe an adapter's outputs that make the sums, these if any are wanted."""
+        if not wanted or token in self.early:
+            y = self.rows(token, n, bits)
+            return self.golden.add(y, self.lora(n, bits))
+        d = self.lora(n, 9)
+        self.early[token] = [one - more for one, more in zip(wanted, d or [0] * n, strict=True)]
+        self.bench.rows(token, self.early[token])
+        return self.golden.add(self.rows(token, n), d)
+
     # --- instructions -----------------------------------------------------------------------
 
     def cycles(self, op: str, **names: str) -> int:
@@ -134,6 +145,7 @@ class Scenario:
             assert run.duration == wanted, (op, run.duration, wanted)
             self._take_rows(run, *rows)
             self._expect_reads(run, reads or {})
+            assert not run.logits
             if number:  # before the first, registers hold anything
                 self._expect_changes(op, run, planes)
             if values is not None:
@@ -266,7 +278,7 @@ class Scenario:
         scales = [half() for _ in range(n_fields)]
         minima = [half() for _ in range(n_fields)]
         multiplier = rnd.randrange(1 << 23, 1 << 24)
-        shift = rnd.choice([-40, -3, 0, 5, 16, 30, 31, 70, rnd.randrange(-30, 64)])
+        shift = rnd.choice([-128, -40, -3, 0, 5, 16, 30, 31, 70, rnd.randrange(-30, 64)])
         fields = {"planes": planes, "offset": offset}
         if whole_matrix:
             fields |= {"multiplier": multiplier, "out_shift": shift}
@@ -324,12 +336,19 @@ class Scenario:
         out_frac = min(24, 30 - math.ceil(math.log2(math.sqrt(length) * largest)))
         out_frac -= rnd.choice([0, 0, 3, 10, 20, 23])  # results of 31 bits or less
         gain_shift = 22 + g - out_frac
-        self.gains += gains + [rnd.randrange(1 << 20)] * (-length % n_lanes)
         root = round(math.sqrt(length) * 2**16)
         frac = 16 if from_y else 14
         eps = round(rnd.choice([1e-5, 1e-6, 1e-12]) * length * 2 ** (20 + 2 * frac))
         if rnd.random() < 0.4:
             eps = rnd.getrandbits(rnd.randrange(1, 62))
+        if rnd.random() < 0.4:  # products with gains near ties of their rounding
+            gain_shift = rnd.randrange(2, 23)
+            for index, n in enumerate(
+                self.golden.normalised(source, eps=eps, root=root, buffer=whole)
+            ):
+                found = factor_near_tie(rnd, n, gain_shift)
+                gains[index] = rnd.randrange(1 << gain_shift) if found is None else found
+        self.gains += gains + [rnd.randrange(1 << 20)] * (-length % n_lanes)
         values = self.golden.norm(
             source, gains, eps=eps, root=root, gain_shift=gain_shift, buffer=whole
         )
@@ -358,8 +377,7 @@ class Scenario:
         shape = self.shape
         n = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
         bits = self.random.choice([None, 5, 13])
-        y = self.rows(token, n, bits)
-        summed = self.golden.add(y, self.lora(n, bits))
+        summed = self.sums(token, n, bits, self._rotated_near_ties(token, pos))
         values = self.golden.rope(
             summed,
             self.tokens[token].angles,
@@ -377,6 +395,32 @@ class Scenario:
             reads=dict.fromkeys(("y", "d", "sc"), shape.beats(n)),
         )
 
+    def _rotated_near_ties(self, token: int, pos: int) -> list[int]:
+        """Sometimes q, k and v whose rotations, or scaled queries, lie at ties of the rounding."""
+        shape, rnd = self.shape, self.random
+        if rnd.random() < 0.5:
+            return []
+        result: list[int] = []
+        for _ in range(shape.n_heads + shape.n_kv_heads):
+            for sine, cosine in self.tokens[token].angles:
+                pair = [rnd.randrange(-(1 << 12), 1 << 12) for _ in range(2)]
+                which = rnd.randrange(2)  # of the pair's two rotations
+                factor, other = (cosine, -sine) if which == 0 else (sine, cosine)
+                if pos == 0:
+                    found = factor_near_tie(rnd, shape.query_scale, 20)
+                else:
+                    found = factor_near_tie(rnd, factor, 20, pair[1] * other)
+                if found is not None:
+                    pair[0] = found
+                result += pair
+        for _ in range(shape.n_kv_heads * shape.head_dim // 32):  # a code that would be 128
+            bits = rnd.randrange(8, 14)
+            edge = (255 << bits >> 8) - rnd.randrange(2)
+            block = [rnd.randrange(-edge, edge + 1) for _ in range(32)]
+            block[rnd.randrange(32)] = rnd.choice([edge, -edge])
+            result += block
+        return result
+
     def attn_out(self, token: int) -> None:
         shape, rnd = self.shape, self.random
         n = shape.n_heads * shape.head_dim
@@ -387,6 +431,11 @@ class Scenario:
         for index in range(n):
             bound = 127 * totals[index // shape.head_dim] << rnd.randrange(largest_shift)
             sums.append(rnd.choice([0, bound, -bound, rnd.randrange(-bound, bound + 1)]))
+            y, length = self.golden.recip(totals[index // shape.head_dim])
+            kind = rnd.randrange(4)
+            reduced = factor_near_tie(rnd, y, 30) if kind == 0 else rnd.randrange(1 << 25)
+            if kind < 2 and reduced is not None:  # the second rounding near a tie, or the first
+                sums[-1] = (reduced << length) + (near_half(rnd, length) if kind else 0)
         self.bench.load("l", totals)
         self.bench.load("o", sums + [rnd.getrandbits(62)] * (-n % shape.n_lanes))
         values = self.golden.attn_out(sums, totals)
@@ -403,12 +452,23 @@ class Scenario:
         self.early[other] = self.tokens[other].y[:n] = values
         return (other, values)
 
+    def _gated_near_ties(self) -> list[int]:
+        """Sometimes gate and up whose roundings lie near ties."""
+        shape, rnd = self.shape, self.random
+        if rnd.random() < 0.5:
+            return []
+        gates = [rnd.choice(gates_near_ties(shape.activation)) for _ in range(shape.hidden_dim)]
+        ups = []
+        for gate in gates:
+            found = factor_near_tie(rnd, self.golden.active(gate, shape.activation), 16)
+            ups.append(rnd.randrange(-(1 << 16), 1 << 16) if found is None else found)
+        return gates + ups
+
     def glu(self, token: int) -> None:
         shape = self.shape
         n = 2 * shape.hidden_dim
         bits = self.random.choice([None, 10, 14, 19])
-        y = self.rows(token, n, bits)
-        summed = self.golden.add(y, self.lora(n, bits))
+        summed = self.sums(token, n, bits, self._gated_near_ties())
         gate, up = summed[: shape.hidden_dim], summed[shape.hidden_dim :]
         values = self.golden.glu(gate, up, shape.activation)
         reads = dict.fromkeys(("y", "d"), 2 * shape.beats(shape.hidden_dim) + 1)
@@ -443,7 +503,14 @@ class Scenario:
         n, x = self.shape.dim, self.tokens[token].x
         # a residual of a few bits: a norm's product then keeps its last bits, too
         bits = self.random.choice([None, 1, 5]) if max(map(abs, x)) < 64 else None
-        o = self.golden.add(self.rows(token, n, bits), self.lora(n, bits))
+        wanted: list[int] = []
+        if bits is None and self.random.random() < 0.3:  # what is left is small
+            rest = self.random.choice([2, 4, 14])
+            room = 1 << 30  # so that neither rows nor an adapter's outputs overflow
+            wanted = [
+                self.random.randrange(-rest, rest + 1) - max(-room, min(room, one)) for one in x
+            ]
+        o = self.sums(token, n, bits, wanted)
         self.tokens[token].x = self.golden.resid(x, o)
         reads = dict.fromkeys(("x", "y", "d"), self.shape.beats(n))
         self.queue(
@@ -455,12 +522,12 @@ class Scenario:
             reads=reads,
         )
 
-    def logits(self) -> tuple[int, int]:
+    def logits(self) -> tuple[int, int, dict[int, int]]:
         n = self.shape.vocab_size
         values = self.numbers(n)
         self.bench.rows(0, values, is_head=True)
         self.bench.idle(3)
-        return values.index(max(values)), max(values)
+        return values.index(max(values)), max(values), dict(enumerate(values))
 
     def layer(self, token: int, pos: int) -> None:
         """What a decoder layer does, in its order."""
@@ -477,7 +544,7 @@ class Scenario:
         self.best = self.logits()
         self.bench.ask()
 
-    def check(self, runs: Sequence[Run], answers: Sequence[tuple[int, int, int]]) -> None:
+    def check(self, runs: Sequence[Run], answers: Sequence[Answer]) -> None:
         """Check every instruction, the argmax and the number of clips."""
         assert len(runs) == len(self.checks)
         for number, run in enumerate(runs):
@@ -489,6 +556,7 @@ class Scenario:
         _, check = self.checks[number]
         check(run)
 
-    def check_answers(self, answers: Sequence[tuple[int, int, int]]) -> None:
+    def check_answers(self, answers: Sequence[Answer]) -> None:
         """Check the argmax and the number of clips."""
-        assert answers == [(*self.best, self.golden.n_clips)]
+        row, value, values = self.best
+        assert answers == [(row, value, self.golden.n_clips, values)]
