@@ -57,7 +57,7 @@ UNITS = {
         shapes="SHAPES",
         goldens=("attention",),
         files=("attention_", "hside", "htile", "merge"),
-        tests=("test_attention_has", "test_scores_saturate"),
+        tests=("test_attention_has", "test_scores_saturate", "test_sums_of_values"),
     ),
     "lora_side": Unit(
         component="lora_side",

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ _CUTS = tuple(
     Cut(depth=depth, behind=behind, keeps_control=keeps, multiplies=multiplies)
     for depth, behind, keeps, multiplies in (
         (0, 0, True, False),
-        (0, 2, True, True),
+        (0, 1, True, True),
         (1, 1, True, False),
-        (3, 1, True, True),
+        (2, 2, True, True),
     )
 )
-_LARGEST = 8_000  # cells of a miter that is still solved
+_LARGEST = 3_000  # cells of a miter that is still solved
+_MOST_PRODUCTS = 4  # multipliers, which are slow to solve
 Run = Callable[[str], str]
 
 
@@ -103,7 +105,10 @@ def _prove(
     modules, how = {}, {}
     for number in numbers:
         module, n_states = build_miter(flat, number, cut, rules)
-        if len(module["cells"]) <= _LARGEST and (n_states or not cut.depth):
+        kinds = Counter(cell["type"] for cell in module["cells"].values())
+        if kinds["$mul"] > _MOST_PRODUCTS or kinds.total() > _LARGEST:
+            continue
+        if n_states or not cut.depth:  # else nothing more is reached than with another cut
             modules[f"miter{number}"] = module
             how[number] = "induction" if n_states else "combinational"
     if not modules:

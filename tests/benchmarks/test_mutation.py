@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amaranth.hdl import Module, Mux, Signal
 
 from benchmarks.mutation import main, measure_design
 from benchmarks.mutation_report import Component, Report, Tried
+from benchmarks.mutation_sources import digest_of, files_of
 from benchmarks.mutation_tests import (
     Call,
     Design,
@@ -22,7 +24,8 @@ from benchmarks.mutation_tests import (
 )
 from romsim_models.errors import SpecError
 from romsim_rtl.equivalence import prove_equivalent
-from romsim_rtl.mutants import Mutant, netlist_of, plant_mutants
+from romsim_rtl.mutant_design import Rule
+from romsim_rtl.mutants import Mutant, Netlist, netlist_of, plant_mutants
 from romsim_rtl.recip import RECIP_CYCLES, Recip
 from tests.rtl.stepped import simulate
 from tests.rtl.vector_bench import TABLES
@@ -162,6 +165,58 @@ def test_a_bit_that_counts_in_no_case_is_proved_equivalent(design: Design, tmp_p
     # it is inverted where bit 12 of the 16 is 1, and then the lower 8 are not read
     mutant = next(m for m in planted.mutants if (m.cell, m.port, m.bit) == ("$29", "B", 4))
     assert prove_equivalent(planted, [mutant], top="dut", seconds=5) == ["combinational"]
+
+
+UP_TO_7 = (Rule(when="valid", port="x", bits=4, most=7),)
+UP_TO_8 = (Rule(when="valid", port="x", bits=4, most=8),)
+
+
+def kept() -> Netlist:
+    """A word that is kept where it is valid, and seen one cycle later."""
+    m = Module()
+    valid, x, y = Signal(), Signal(4), Signal(4)
+    word, was_valid = Signal(4, reset_less=True), Signal()
+    m.d.sync += was_valid.eq(valid)
+    with m.If(valid):
+        m.d.sync += word.eq(x)
+    m.d.comb += y.eq(Mux(was_valid, word, 0))
+    return netlist_of(m, "dut", ports={"valid": (valid, "i"), "x": (x, "i"), "y": (y, "o")})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "rules", "proof"),
+    [
+        # loaded in every cycle, but only seen in the cycle after a valid one
+        ("$dffe", "const1 -port EN -portbit 0", (), "induction"),
+        ("$dffe", "const0 -port EN -portbit 0", (), ""),
+        ("$dffe", "const0 -port D -portbit 3", (), ""),
+        (
+            "$dffe",
+            "const0 -port D -portbit 3",
+            UP_TO_7,
+            "combinational",
+        ),
+        ("$dffe", "const0 -port D -portbit 2", UP_TO_7, ""),
+        ("$dffe", "const0 -port D -portbit 3", UP_TO_8, ""),
+        ("$dff", "inv -port D -portbit 0", (), ""),
+    ],
+)
+def test_proofs_cross_registers_and_take_rules_into_account(
+    kind: str, fault: str, rules: tuple[Rule, ...], proof: str, tmp_path: Path
+) -> None:
+    planted = plant_mutants(kept(), tmp_path, count=1, seed=1)
+    (cell,) = re.findall(rf"cell {re.escape(kind)} (\S+)", planted.netlist.read_text())
+    mode, _, where = fault.partition(" ")
+    mutant = mutant_of(1, f"-mode {mode} -module dut -cell {cell} {where}")
+    found = prove_equivalent(planted, [mutant], top="dut", rules=rules, seconds=5)
+    assert found == [proof]
+
+
+def test_outcomes_depend_on_the_files_of_the_tests_and_of_what_these_import() -> None:
+    found = {path.name for path in files_of(["tests.rtl.test_lora_side"])}
+    assert {"test_lora_side.py", "lora_golden.py", "attention_golden.py", "poke.py"} <= found
+    assert "test_hside.py" not in found
+    assert digest_of(["tests.rtl.test_recip"]) != digest_of(["tests.rtl.test_rsqrt"])
 
 
 def test_outcomes_of_a_child_that_crashes_hangs_or_leaves() -> None:

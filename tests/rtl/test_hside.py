@@ -167,9 +167,18 @@ def read(script: Script, sizes: AttentionSizes, token: int, reading: Reading) ->
 
 
 def check_positions(
-    simulation: Simulation, sizes: AttentionSizes, checked: set[int], *, seed: int, largest: int
+    simulation: Simulation,
+    sizes: AttentionSizes,
+    checked: set[int],
+    *,
+    seed: int,
+    largest: int,
+    is_extreme: bool = False,
 ) -> int:
-    """Fill a cache token by token and check some positions; return the clips that were seen."""
+    """Fill a cache token by token and check some positions; return the clips that were seen.
+
+    Extreme values stand as far from 0 as codes and shifts can, and all tokens weigh the same.
+    """
     rng = random.Random(seed)
     script = simulation.script()
     readings: list[tuple[int, Reading]] = []
@@ -181,6 +190,13 @@ def check_positions(
         q = random_heads(rng, sizes.n_heads, sizes, largest)
         keys.append(random_heads(rng, sizes.n_kv_heads, sizes, largest))
         values.append(random_heads(rng, sizes.n_kv_heads, sizes, largest))
+        if is_extreme:
+            q = [[([0] * 32, 0)] * sizes.head_blocks for _ in q]
+            signs = random.Random(sizes.head_dim)
+            values[-1] = [
+                [([signs.choice((-127, 127)) for _ in range(32)], 26) for _ in head]
+                for head in values[-1]
+            ]
         # another layer's words must not matter
         for where in (sizes.n_layers - 1 - layer, layer):
             heads = [*q, *keys[-1], *values[-1]]
@@ -225,6 +241,12 @@ def test_attention_has_the_pages_values_and_cycles(simulations: Any, name: str) 
 def test_scores_saturate_and_are_counted(simulations: Any, name: str) -> None:
     clips = check_positions(simulations(name), SHAPES[name], {0, 5, 20}, seed=2, largest=26)
     assert clips > 0
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sums_of_values_at_their_largest(simulations: Any, name: str) -> None:
+    positions = {0, 15, 16, 40, 66}
+    check_positions(simulations(name), SHAPES[name], positions, seed=4, largest=26, is_extreme=True)
 
 
 @pytest.mark.slow

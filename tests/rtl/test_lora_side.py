@@ -214,6 +214,14 @@ GROUPS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "rank 32": ((50, 33), (32, 32), 40),
     "rank 2": ((100, 27), (2, 2), 96),
 }
+# All rows, columns and ranks that the memories have room for; words of many rows.
+FULL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "all ranks": ((70, 60, 70), (32, 32, 32), 150),
+    "ranks 2 and 1": ((140, 60), (2, 1), 70),
+    "ranks 4 and 2": ((90, 60, 50), (4, 2, 4), 150),
+    "a row of each": ((1, 1, 1), (5, 32, 1), 33),
+}
+FULL_64 = FULL | {"all ranks": ((70, 60, 70), (64, 64, 64), 150)}
 RANK_64 = {"rank 64": ((50, 33), (64, 32), 100)}
 
 
@@ -289,6 +297,13 @@ def test_adapters_saturate_and_are_counted(simulations: Any, name: str) -> None:
 @pytest.mark.parametrize("large", [False, True])
 def test_adapters_on_more_chips(simulations: Any, name: str, large: bool) -> None:
     check_groups(simulations(name), SLOW_CHIPS[name], groups_for(SLOW_CHIPS[name]), large=large)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("large", [False, True])
+def test_adapters_that_fill_the_memories(simulations: Any, name: str, large: bool) -> None:
+    groups = FULL_64 if CHIPS[name][1].max_rank == 64 else FULL
+    check_groups(simulations(name), CHIPS[name], groups, large=large)
 
 
 @pytest.mark.parametrize("name", CHIPS)
