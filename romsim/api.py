@@ -195,6 +195,8 @@ def perplexity(
     n_tokens: int = 1024,
     window: int = 512,
     model: str | None = None,
+    adapter: str | None = None,
+    loras: Mapping[str, str | Path] | None = None,
 ) -> Quality:
     """Measure a text's perplexity on the chip's arithmetic and in float.
 
@@ -206,14 +208,17 @@ def perplexity(
         Tokens scored, at most.
     window
         Tokens of one window; windows do not overlap.
+    adapter, loras
+        Resident adapter to use on both sides, and its folder by that name.
 
     Raises
     ------
     SpecError
-        If the text cannot be read or is too short, or the model file is needed and not given.
+        If the text cannot be read or is too short, or the file of the model or of the adapter is
+        needed and not given.
     """
     from romsim.comparison import make_reference
-    from romsim.engines import open_source
+    from romsim.engines import open_adapters, open_source
     from romsim.quality import default_text, measure_quality
     from romsim.simulate import load_tokenizer
     from romsim_models.reference import FloatDecoder
@@ -229,13 +234,15 @@ def perplexity(
         raise SpecError(f"Text {text} must be a readable UTF-8 file, not {error}") from None
     tokenizer = load_tokenizer(loaded)
     tokens = tokenizer.encode(content, add_special=False)[:n_tokens]
+    opened = open_adapters(loaded, adapter, loras)
     checkpoint = open_source(loaded, model)
     return measure_quality(
-        FloatDecoder(checkpoint),
-        make_reference(loaded, checkpoint),
+        FloatDecoder(checkpoint, lora=None if adapter is None else opened[adapter]),
+        make_reference(loaded, checkpoint, loras=opened),
         tokens,
         n_bytes=max(1, len(tokenizer.decode(tokens).encode())),
         window=window,
+        adapter=adapter,
     )
 
 

@@ -15,8 +15,10 @@ from typing import Any
 from romsim.design_point import DesignPoint
 from romsim_compiler.choices import shape_formats
 from romsim_compiler.formats import parse_format
+from romsim_compiler.groups import tensor_shapes
 from romsim_compiler.kv import KV_PRESETS, KvConfig, parse_kv
 from romsim_compiler.kv_sram import check_kv, element_bits, model_bits, table_bits
+from romsim_compiler.lora_words import lora_bits as word_bits
 from romsim_compiler.memory_map import kv_bytes_per_token, lora_bits, max_context
 from romsim_compiler.pipeline import check_model, serial_prefill
 from romsim_compiler.target import Target
@@ -208,7 +210,7 @@ def kv_capacity(
     check_model(spec, chip)
     formats = shape_formats(spec, chip, parse_format(weights) if weights is not None else None)
     point = DesignPoint.of_formats(spec, chip, lambda name: formats[name].fmt)
-    adapter_bytes = lora_bits(spec, rank) // 8
+    adapter_bytes = _adapter_bytes(spec, chip, rank)
     sram_bytes = chip.attention.sram_kib * 1024 * chip.array.n_tiles
     rows = []
     for name in configs:
@@ -225,6 +227,14 @@ def kv_capacity(
         contexts=tuple(contexts),
         rows=tuple(rows),
     )
+
+
+def _adapter_bytes(spec: ModelSpec, target: Target, rank: int) -> int:
+    """Return the bytes of an adapter on all matrices: its codes, or its words of trits."""
+    if target.lora.path == "adders":
+        ranks = {name: rank for name in tensor_shapes(spec) if name.startswith("blk.")}
+        return -(-word_bits(spec, ranks, target) // 8)
+    return lora_bits(spec, rank) // 8
 
 
 def _row(

@@ -67,6 +67,7 @@ def measure_quality(
     *,
     n_bytes: int,
     window: int,
+    adapter: str | None = None,
 ) -> Quality:
     """Score a text under both decoders.
 
@@ -77,6 +78,8 @@ def measure_quality(
     window
         Tokens of one window, at least 2; the last may be shorter. The first of each is not
         scored.
+    adapter
+        Name of the integer decoder's adapter; the float decoder has its own.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def measure_quality(
             f"Text to score must have at least 2 tokens, not {len(tokens)}; give a longer one"
         )
     exact = float(np.mean(float_decoder.token_nll(tokens, window=window, batch=1)))
-    integer = evaluate_nll(decoder, tokens, window)
+    integer = evaluate_nll(decoder, tokens, window, adapter=adapter)
     bits = len(tokens) / n_bytes / math.log(2)
     return Quality(
         n_tokens=len(tokens),

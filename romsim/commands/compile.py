@@ -102,25 +102,48 @@ def command(
     if measure and _is_rounded_here(description):
         progress("measuring the cost of rounding", 0.99)
         quality = romsim.perplexity(description, model=model, n_tokens=512)
+    forced: dict[str, Any] = {}
+    for name in _forced_here(description) if measure else ():
+        progress(f"measuring the cost of adapter {name} in trits", 0.99)
+        folders = adapter_folders(loras)
+        forced[name] = romsim.perplexity(
+            description, model=model, n_tokens=512, adapter=name, loras={name: folders[name]}
+        )
     progress.clear()
     if as_json:
         measured = None if quality is None else quality.to_json()
-        emit_json({"path": str(out), **summary(description), "quality": measured})
+        values = {"path": str(out), **summary(description), "quality": measured}
+        adapters = {**values["adapters"]}
+        for name, one in forced.items():
+            adapters[name] = {**adapters[name], "quality": one.to_json()}
+        emit_json({**values, "adapters": adapters})
         return
     for line in lines(description, out):
         say(line)
     if quality is not None:
         say(f"  cost      {quality.sentence()}")
+    for name, one in forced.items():
+        say(f"  cost      of {name} in trits: {one.sentence()}")
+
+
+def _can_read(description: Any) -> bool:
+    """Whether the description has real weights that can read a text."""
+    return bool(
+        description.has_images
+        and description.manifest["model"]["source"]["kind"] != "synthetic"
+        and description.tokenizer_file() is not None
+    )
 
 
 def _is_rounded_here(description: Any) -> bool:
     """Whether real weights that can read a text were rounded by this compilation."""
-    return bool(
-        description.has_images
-        and description.manifest["model"]["formats"]["requantised"]
-        and description.manifest["model"]["source"]["kind"] != "synthetic"
-        and description.tokenizer_file() is not None
-    )
+    return _can_read(description) and bool(description.manifest["model"]["formats"]["requantised"])
+
+
+def _forced_here(description: Any) -> list[str]:
+    """Return adapters that were made ternary, if the model can read a text."""
+    adapters = description.manifest["adapters"]
+    return [n for n, a in adapters.items() if a.get("forced")] if _can_read(description) else []
 
 
 def summary(description: Any) -> dict[str, Any]:

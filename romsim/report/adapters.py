@@ -9,6 +9,12 @@ from romsim_compiler.description import Description
 __all__ = ["adapter_table"]
 
 
+_NOTES = {
+    "int8": "An adapter runs beside the matrices and costs time only where it takes longer.",
+    "adders": "An adapter runs in the adder arrays, after the matrix that it extends.",
+}
+
+
 def adapter_table(description: Description, context: int) -> Table | None:
     """Return speed without and with each resident adapter; ``None`` where there is none.
 
@@ -42,10 +48,7 @@ def adapter_table(description: Description, context: int) -> Table | None:
     return Table(
         key="adapters",
         title=f"Resident adapters at {context:,} tokens of context",
-        note=(
-            "An adapter runs beside the matrices and costs time only where it takes longer. All "
-            "other figures are without one."
-        ),
+        note=_NOTES[description.target.lora.path] + " All other figures are without one.",
         columns=(
             Column(key="adapter", label="adapter"),
             Column(

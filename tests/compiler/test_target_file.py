@@ -72,6 +72,12 @@ def test_text_that_is_no_toml_is_refused() -> None:
             "are summed in a binary tree",
         ),
         (
+            "[network]",
+            '[lora]\npath = "adders"\n[network]',
+            "chip.toml: array.encoding of target 'small' must be 'ternary' with lora.path "
+            "'adders', not 'unsigned'; use a target such as 'small-ternary', or lora.path 'int8'",
+        ),
+        (
             "lane_bits = 4",
             "lane_bits = 1",
             "chip.toml: array.lane_bits must be 2, 4 or 8 in an executable target, not 1",
@@ -141,4 +147,26 @@ def test_power_gating_is_written_only_where_there_is_some() -> None:
         SMALL + "\n[power]\nwake_cycles = -1\n",
         f"chip.toml:{len(SMALL.splitlines()) + 3}: power.wake_cycles must be valid, not -1: input "
         f"should be greater than or equal to 0",
+    )
+
+
+def test_adapters_in_the_adder_arrays_are_ternary() -> None:
+    text = write_target(load_target("small-ternary")) + '\n[lora]\npath = "adders"\n'
+    refused(
+        text,
+        "chip.toml: formats.lora of target 'small-ternary' must be 'ternary' with lora.path "
+        "'adders', not 'mxint8'; change one of them",
+    )
+    ternary = text.replace('lora = "mxint8"', 'lora = "ternary"')
+    target = parse_target(ternary, "chip.toml")
+    assert target == load_target("small-ternary").with_lora_path("adders")
+    assert target.lora_unit == "L"
+    assert parse_target(write_target(target), "chip.toml") == target
+    # the other path has no arithmetic for trits
+    other = ternary.replace('path = "adders"', 'path = "int8"')
+    refused(other, "chip.toml: executable must be false with formats mxint8, mxint8, ternary: only")
+    line = ternary.splitlines().index('path = "adders"') + 1
+    refused(
+        ternary.replace('"adders"', '"both"'),
+        f"chip.toml:{line}: lora.path must be valid, not 'both': input should be 'int8' or",
     )

@@ -16,6 +16,7 @@ from romsim.rates import adapter_ranks, prefill_cycles, timing_model
 from romsim_compiler.description import Description
 from romsim_compiler.lora_adders import adder_runs, lora_parts, pack_trits
 from romsim_models.errors import FormatError, SpecError
+from romsim_models.registry import open_model
 from tests.command_line import run_command
 from tests.tiny_chips import tiny_spec, write_adapter
 
@@ -246,3 +247,25 @@ def test_a_chip_of_the_other_path_has_no_trace_of_this_one(
     other = compiled(tmp_path / "c", adapters)
     assert other.manifest["target"]["lora"] == {"path": "adders"}
     assert {i.unit for i in other.decode.instructions if i.op == "lora"} == {"L"}
+
+
+def test_perplexity_of_a_forced_adapter_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = open_model("stories-ternary").spec
+    folder = write_adapter(tmp_path / "tale", spec, rank=4, parts=("ffn_down",), size=0.3)
+    out = tmp_path / "chip"
+    done = run_command(
+        capsys, "compile", "stories-ternary", "--target", "small-ternary", "--context", 64, "-o",
+        out, "--lora", folder, "--lora-path", "adders", "--force-ternary-adapter", "--json",
+    )  # fmt: skip
+    assert done.code == 0
+    measured = done.json()["adapters"]["tale"]["quality"]
+    assert measured["n_tokens"] == 512
+    assert measured["saturations"] == 0
+    assert abs(measured["change_percent"]) > 0.01
+    plain = run_command(capsys, "perplexity", out, "--tokens", 16, "--json").json()
+    adapter = ["--adapter", "tale", "--lora", folder]
+    adapted = run_command(capsys, "perplexity", out, "--tokens", 16, *adapter, "--json").json()
+    assert plain["float_perplexity"] != adapted["float_perplexity"]
+    assert plain["chip_perplexity"] != adapted["chip_perplexity"]

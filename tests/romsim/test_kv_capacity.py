@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -199,3 +200,15 @@ def test_an_sram_too_small_for_one_page_of_every_layer_is_refused(tmp_path: Path
     )
     with pytest.raises(CapacityError, match=f"^{re.escape(told)}$"):
         romsim.compile("tiny-int4", tmp_path / "chip", target=target, kv="vllm,block=128")
+
+
+def test_an_adapter_in_the_adder_arrays_takes_its_words() -> None:
+    target = sized_target("tom-7nm-int8", sram_kib=512).with_lora_path("adders")
+    options: dict[str, Any] = {"target": target, "weights": "ternary", "configs": ("int8",)}
+    plain = romsim.kv_capacity("bitnet-2b-4t", **options, contexts=(64,))
+    adapted = romsim.kv_capacity("bitnet-2b-4t", **options, contexts=(64,), rank=16)
+    assert plain.adapter_bytes == 0
+    # 36 MiB of words, of 5.2 MiB of trits: a row of B takes a word
+    assert adapted.adapter_bytes == pytest.approx(36.0 * 2**20, rel=1e-2)
+    rates = [one.rows[0].rates[0].tokens_per_s for one in (plain, adapted)]
+    assert 0.8 < rates[1] / rates[0] < 0.9
