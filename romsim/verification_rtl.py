@@ -178,6 +178,7 @@ class RtlSide:
                     context=min(one.n_tokens, self._description.context),
                     rules=tuple((tensor, parse_format(fmt)) for tensor, fmt in choices.items()),
                     adapters=() if adapter is None else ((adapter, loras[adapter]),),
+                    force_ternary_adapter=adapter is not None and target.lora.path == "adders",
                 ),
                 progress=lambda _, fraction: one.say(f"{name}: compiling the model", fraction),
             )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -269,3 +272,13 @@ def test_perplexity_of_a_forced_adapter_is_measured(
     adapted = run_command(capsys, "perplexity", out, "--tokens", 16, *adapter, "--json").json()
     assert plain["float_perplexity"] != adapted["float_perplexity"]
     assert plain["chip_perplexity"] != adapted["chip_perplexity"]
+
+
+def test_manifest_is_as_its_schema_says(chip: Description) -> None:
+    file = resources.files("romsim_compiler") / "schemas" / "manifest.schema.json"
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    manifest = json.loads((chip.path / "manifest.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(manifest)
+    manifest["target"]["lora"]["path"] = "both"
+    assert not validator.is_valid(manifest)
