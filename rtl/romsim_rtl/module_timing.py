@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from romsim_rtl.cell_library import CellLibrary
+from romsim_rtl.logic_netlist import ONE, ZERO
 from romsim_rtl.path_depth import STAGE_LOAD, buffer_delay, gate_delay, logical_effort
 from romsim_rtl.toolchain import ToolError
 
@@ -110,6 +111,8 @@ class Netlist:
                 ends = [net for pin, nets in pins.items() if pin not in ("clk", "r_data")
                         for net in nets]  # fmt: skip
                 self._registered(ends, pins["r_data"], STARTS.index(memories[kind]))
+            elif kind in (ZERO, ONE):  # a wire to a rail: no path begins there
+                continue
             elif kind in children:
                 self.instances.append((kind, pins))
             else:

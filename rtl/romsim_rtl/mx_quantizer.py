@@ -29,19 +29,24 @@ class MxQuantizer(wiring.Component):
 
     Positions that a short block lacks must be 0.
 
+    Parameters
+    ----------
+    n_lanes
+        Values of a block; fewer than 32 are built only to be measured.
+
     Members
     -------
     measure : In(1)
         ``values`` are valid: ``magnitude`` is their OR of magnitudes one cycle later.
     start : In(1)
         They are to be quantised as well; only together with ``measure``.
-    values : In(signed(32)).array(32)
+    values : In(signed(32)).array(n_lanes)
         The block.
     magnitude : Out(32)
         OR of the magnitudes of the last measured block.
     done : Out(1)
         The results of the block that was started 4 cycles ago are valid.
-    codes : Out(256)
+    codes : Out(8 * n_lanes)
         Codes, signed 8 bits each, position 0 in the least significant.
     shift : Out(5)
         The block's exponent.
@@ -49,15 +54,16 @@ class MxQuantizer(wiring.Component):
         Sum of the codes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, n_lanes: int = MX_BLOCK) -> None:
+        self.n_lanes = n_lanes
         super().__init__(
             {
                 "measure": In(1),
                 "start": In(1),
-                "values": In(signed(32)).array(MX_BLOCK),
+                "values": In(signed(32)).array(n_lanes),
                 "magnitude": Out(32),
                 "done": Out(1),
-                "codes": Out(8 * MX_BLOCK),
+                "codes": Out(8 * n_lanes),
                 "shift": Out(5),
                 "total": Out(signed(13)),
             }
@@ -66,31 +72,32 @@ class MxQuantizer(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         """Build the pipeline."""
         m = Module()
+        n_lanes = self.n_lanes
         started = Signal()
         coded = Signal()
         selected = Signal()
         m.d.sync += [started.eq(self.start), coded.eq(started), selected.eq(coded)]
         m.d.sync += self.done.eq(selected)
 
-        held = lane_signals("held", MX_BLOCK, 32)
+        held = lane_signals("held", n_lanes, 32)
         measured = Signal(32, reset_less=True)
         any_bit = magnitude(self.values[0])
-        for lane in range(1, MX_BLOCK):
+        for lane in range(1, n_lanes):
             any_bit = any_bit | magnitude(self.values[lane])
         with m.If(self.measure):
             m.d.sync += measured.eq(any_bit)
         with m.If(self.start):
-            m.d.sync += [held[lane].eq(self.values[lane]) for lane in range(MX_BLOCK)]
+            m.d.sync += [held[lane].eq(self.values[lane]) for lane in range(n_lanes)]
         m.d.comb += self.magnitude.eq(measured)
 
         length = bit_length(m, measured, "length")
         exponent = wire(m, Mux(length > 7, length - 7, 0)[:5], "exponent")
         first_shift = Signal(5, reset_less=True)
-        first = lane_signals("first", MX_BLOCK, 8)
-        first_held = lane_signals("first_held", MX_BLOCK, 32)
+        first = lane_signals("first", n_lanes, 8)
+        first_held = lane_signals("first_held", n_lanes, 32)
         with m.If(started):
             m.d.sync += first_shift.eq(exponent)
-            for lane in range(MX_BLOCK):
+            for lane in range(n_lanes):
                 m.d.sync += [
                     first[lane].eq(_narrow(held[lane], exponent)),
                     first_held[lane].eq(held[lane]),
@@ -100,14 +107,14 @@ class MxQuantizer(wiring.Component):
         is_over = wire(m, Cat(code[7] & ~code[:7].any() for code in first).any(), "is_over")
         next_shift = wire(m, (first_shift + 1)[:5], "next_shift")
         second_shift = Signal(5, reset_less=True)
-        second = lane_signals("second", MX_BLOCK, 8)
+        second = lane_signals("second", n_lanes, 8)
         with m.If(coded):
             m.d.sync += second_shift.eq(first_shift + is_over)
-            for lane in range(MX_BLOCK):
+            for lane in range(n_lanes):
                 anew = _narrow(first_held[lane], next_shift)
                 m.d.sync += second[lane].eq(Mux(is_over, anew[:8], first[lane]))
 
-        codes = Signal(8 * MX_BLOCK, reset_less=True)
+        codes = Signal(8 * n_lanes, reset_less=True)
         shift = Signal(5, reset_less=True)
         total = Signal(signed(13), reset_less=True)
         with m.If(selected):

@@ -1,10 +1,11 @@
 """Synthesis of a chip's modules on a cell table: cells, flip-flops, memories apart, longest paths.
 
 Every shared module is mapped once, flattened, with memories and other shared modules as black
-boxes; what stands in the chip is counted through the instances. Multipliers are yosys' own
-(``alumacc``: carry-save trees, parallel-prefix adders; no Booth coding). Flip-flops of one enable
-get a clock gate from eight on, one gate for 32; the rest of the clock tree is not there. Signals
-that more than 16 pins hang on have buffers in trees of 16.
+boxes; what stands in the chip is counted through the instances. A component with a method
+``with_lanes`` is mapped with few lanes only (:mod:`romsim_rtl.synthesis_lanes`). Multipliers are
+yosys' own (``alumacc``: carry-save trees, parallel-prefix adders; no Booth coding). Flip-flops of
+one enable get a clock gate from eight on, one gate for 32; the rest of the clock tree is not there.
+Signals that more than 16 pins hang on have buffers in trees of 16.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "CLOCK_GATE",
     "FLOP",
     "MAPPINGS",
+    "MEASURED_LANES",
     "Memory",
     "ModuleSynthesis",
     "RtlilModule",
@@ -53,6 +55,9 @@ MAPPINGS = {
 }
 """How ABC maps: for least area, or for least delay and then area."""
 
+MEASURED_LANES = (2, 4)
+"""Lanes with which a module of many equal lanes is mapped."""
+
 _MACROS = {"romsim_sram": "sram", "romsim_rom": "rom"}
 _GATED_FLOPS = 8
 _FLOPS_OF_A_GATE = 32
@@ -67,14 +72,23 @@ class RtlilModule:
     name
         Its Verilog name.
     text
-        RTLIL.
+        RTLIL; that of the last of `fewer`, where there are such.
     children
         How often each shared module stands in it, by name.
+    fewer
+        The same module with fewer lanes, which are mapped in its place.
+    lanes
+        Lanes of those, and its own.
+    ports
+        Its ports but the clock, where it has `fewer`.
     """
 
     name: str
     text: str
     children: Mapping[str, int]
+    fewer: tuple[RtlilModule, ...] = ()
+    lanes: tuple[int, ...] = ()
+    ports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,16 +154,14 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
     platform = VerilogPlatform()
     pending: dict[str, Any] = {name: top}
     made: dict[str, str] = {}
+    fewer: dict[str, dict[str, Any]] = {}
     while pending:
         for module, component in sorted(pending.items()):
-            ports: dict[str, Any] = {}
-            for path, member, value in component.signature.flatten(component):
-                is_input = member.flow == wiring.In
-                direction = PortDirection.Input if is_input else PortDirection.Output
-                ports["__".join(map(str, path))] = (value, direction)
-            fragment = Fragment.get(component, platform)
-            text, _ = rtlil.convert_fragment(fragment, ports=ports, name=module, emit_src=False)
-            made[module] = text
+            if hasattr(component, "with_lanes"):
+                fewer[module] = _with_fewer_lanes(module, component)
+                made[module] = fewer[module]["fewer"][-1].text
+            else:
+                made[module] = _convert(module, component, platform)
         pending = {n: c for n, c in platform.shared.items() if n not in made}
     inside = {
         module: {n: text.count(f"  cell \\{n} ") for n in sorted(platform.shared)}
@@ -170,9 +182,41 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
             name=n,
             text=made[n],
             children={child: count for child, count in inside[n].items() if count},
+            **fewer.get(n, {}),
         )
         for n in order
     ]
+
+
+def _ports(component: Any) -> dict[str, Any]:
+    ports: dict[str, Any] = {}
+    for path, member, value in component.signature.flatten(component):
+        is_input = member.flow == wiring.In
+        direction = PortDirection.Input if is_input else PortDirection.Output
+        ports["__".join(map(str, path))] = (value, direction)
+    return ports
+
+
+def _convert(name: str, component: Any, platform: VerilogPlatform) -> str:
+    fragment = Fragment.get(component, platform)
+    ports = _ports(component)
+    text: str
+    text, _ = rtlil.convert_fragment(fragment, ports=ports, name=name, emit_src=False)
+    return text
+
+
+def _with_fewer_lanes(name: str, component: Any) -> dict[str, Any]:
+    """Return the fields of `RtlilModule` that stand for a module of many lanes."""
+    modules = []
+    for n in MEASURED_LANES:
+        here = f"{name}_{n}"
+        text = _convert(here, component.with_lanes(n), VerilogPlatform())
+        modules.append(RtlilModule(name=here, text=text, children={}))
+    return {
+        "fewer": tuple(modules),
+        "lanes": (*MEASURED_LANES, component.n_lanes),
+        "ports": ("rst", *_ports(component)),
+    }
 
 
 def map_module(

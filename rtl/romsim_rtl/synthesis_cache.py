@@ -32,6 +32,7 @@ from romsim_rtl.synthesis import (
     map_module,
     module_waves,
 )
+from romsim_rtl.synthesis_lanes import widen
 from romsim_rtl.toolchain import cache_folder
 
 __all__ = ["check_options", "synthesis_folder", "synthesise_modules"]
@@ -88,13 +89,18 @@ def synthesise_modules(
     check_technology(technology)
     done: dict[str, ModuleSynthesis] = {}
     keys: dict[str, str] = {}
-    total = sum(len(module.text) for module in modules)
+    small = [few for module in modules for few in module.fewer]
+    total = sum(len(module.text) for module in (*small, *modules))
     finished = 0
-    for wave in module_waves(modules):
+    for wave in (small, *module_waves(modules)):
         pending = []
         for module in wave:
             keys[module.name] = _key(module, technology, mapping, keys)
-            kept = _read(_path(keys[module.name]))
+            if module.fewer:
+                few, more = (done.pop(one.name) for one in module.fewer)
+                kept = widen(module.name, few, more, module.lanes, module.ports)
+            else:
+                kept = _read(_path(keys[module.name]))
             if kept is None:
                 pending.append(module)
             else:
@@ -153,6 +159,7 @@ def _key(module: RtlilModule, technology: Technology, mapping: str, keys: Mappin
         "layout": _LAYOUT,
         "module": module.text,
         "children": [keys[child] for child in module.children],
+        **({"fewer": [keys[few.name] for few in module.fewer]} if module.fewer else {}),
         "cells": timed_genlib(CellLibrary.of(technology)),
         "passes": yosys_synthesis.PASSES,
         "mapping": MAPPINGS[mapping],

@@ -9,7 +9,7 @@ buffers and the quantiser.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
@@ -32,7 +32,8 @@ from romsim_rtl.word_encoder import WordEncoder
 __all__ = ["LANES", "GroupConfig", "VectorGroup"]
 
 LANES = MX_BLOCK
-_PAIRS = LANES // 2
+"""Lanes of a group in a chip; fewer are built only to be measured (`romsim.synthesis_points`)."""
+
 _ANGLE_BITS = 22
 
 
@@ -70,6 +71,8 @@ class GroupConfig:
         Whether rope rotates queries once more, for a window's sinks.
     kv_blocks
         Blocks of a head that share a zero and a scale, side by side in the lanes.
+    n_lanes
+        Lanes, an even number; a chip's groups have `LANES`.
     """
 
     x_depth: int
@@ -87,6 +90,7 @@ class GroupConfig:
     reciprocals: Sequence[int]
     has_sink_query: bool = False
     kv_blocks: int = 1
+    n_lanes: int = LANES
 
 
 class VectorGroup(wiring.Component):
@@ -123,30 +127,31 @@ class VectorGroup(wiring.Component):
 
     def __init__(self, *, config: GroupConfig) -> None:
         self.config = config
+        n_lanes, n_pairs = config.n_lanes, config.n_lanes // 2
         lanes = signed(32)
         members: dict[str, Any] = {
             name: In(1) for name in ("is_norm", "is_rope", "is_attn", "is_resid", "is_glu")
         }
         members |= {"s": In(6), "p": In(4), "sum_en": In(1), "u1": In(1)}
-        members |= {"in_mask": In(LANES), "out_mask": In(LANES), "res_en": In(1)}
+        members |= {"in_mask": In(n_lanes), "out_mask": In(n_lanes), "res_en": In(1)}
         members |= {"v_valid": In(1), "v_quant": In(1), "v_x": In(1)}
         # buffers
         members |= {"x_r_en": In(1), "x_r_addr": In(address_bits(config.x_depth))}
         members |= {"x_w_addr": In(address_bits(config.x_depth))}
         members |= {"y_r_en": In(1), "y_r_addr": In(address_bits(config.y_depth))}
         members |= {"ly_en": In(1), "ly_addr": In(address_bits(config.y_depth))}
-        members |= {"ly_mask": In(LANES), "ly": In(lanes).array(LANES)}
+        members |= {"ly_mask": In(n_lanes), "ly": In(lanes).array(n_lanes)}
         if config.has_sub_norms:
             members |= {"from_y": In(1), "v_y": In(1)}
             members |= {"y_w_addr": In(address_bits(config.y_depth))}
         if config.y_banks > 1:
             bank = address_bits(config.y_banks)
             members |= {"y_r_bank": In(bank), "ly_bank": In(bank), "y_w_bank": In(bank)}
-        members |= {"d_valid": In(1), "d": In(lanes).array(LANES)}
-        members |= {"o": In(signed(64)).array(LANES), "gain": In(lanes).array(LANES)}
+        members |= {"d_valid": In(1), "d": In(lanes).array(n_lanes)}
+        members |= {"o": In(signed(64)).array(n_lanes), "gain": In(lanes).array(n_lanes)}
         if config.turns_up:
-            members |= {name: Out(lanes).array(LANES) for name in ("sums", "sums_before")}
-            members |= {"turned": In(lanes).array(LANES)}
+            members |= {name: Out(lanes).array(n_lanes) for name in ("sums", "sums_before")}
+            members |= {"turned": In(lanes).array(n_lanes)}
         # norm
         members |= {"u_left": In(4), "u_right": In(4), "x_left": In(4), "scale": In(29)}
         members |= {"n_right": In(6), "gain_right": In(6)}
@@ -156,13 +161,13 @@ class VectorGroup(wiring.Component):
             members["at_sinks"] = In(1)
         members |= {"sc_r_en": In(1), "sc_r_addr": In(address_bits(config.sc_depth))}
         members |= {"sc_w_en": In(1), "sc_w_addr": In(address_bits(config.sc_depth))}
-        members |= {"sc_w_mask": In(_PAIRS), "sc_w_data": In(2 * _ANGLE_BITS * _PAIRS)}
+        members |= {"sc_w_mask": In(n_pairs), "sc_w_data": In(2 * _ANGLE_BITS * n_pairs)}
         # attn_out
         members |= {"l_length": In(6), "l_recip": In(32)}
-        members |= config.embed.members(LANES)
+        members |= config.embed.members(n_lanes)
         # results
         members |= {"magnitude": Out(32), "squares": Out(54), "n_sat": Out(7)}
-        members |= {"codes": Out(8 * LANES), "shift": Out(5), "total": Out(signed(13))}
+        members |= {"codes": Out(8 * n_lanes), "shift": Out(5), "total": Out(signed(13))}
         words = KV_WORDS[config.codec]
         if words.is_affine:
             members |= {"affine_codes": Out(words.code_bits), "affine": Out(words.block_bits)}
@@ -172,21 +177,30 @@ class VectorGroup(wiring.Component):
             members |= {"words": Out(words.code_bits)}
         super().__init__(members)
 
+    @property
+    def n_lanes(self) -> int:
+        """Lanes of the group."""
+        return self.config.n_lanes
+
+    def with_lanes(self, n_lanes: int) -> VectorGroup:
+        """Return the same group with other lanes, to be measured (`romsim_rtl.synthesis`)."""
+        return VectorGroup(config=replace(self.config, n_lanes=n_lanes))
+
     def elaborate(self, platform: Any) -> Module:
         """Build buffers, operators and quantiser."""
         m = Module()
-        config = self.config
-        v = lane_signals("v", LANES, 32)
-        v_mask = Signal(LANES, reset_less=True)
+        config, n_lanes = self.config, self.config.n_lanes
+        v = lane_signals("v", n_lanes, 32)
+        v_mask = Signal(n_lanes, reset_less=True)
         x = self._x_buffer(m, v, v_mask)
         y = self._y_buffer(m, v, v_mask)
         pairs = self._sc_buffer(m)
 
-        sums = lane_signals("sum", LANES, 32)
-        sum_clips = Signal(LANES, reset_less=True)
+        sums = lane_signals("sum", n_lanes, 32)
+        sum_clips = Signal(n_lanes, reset_less=True)
         totals = [
             saturate32(wire(m, y[lane] + Mux(self.d_valid, self.d[lane], 0), f"y_and_d{lane}"))
-            for lane in range(LANES)
+            for lane in range(n_lanes)
         ]
         with m.If(self.sum_en):
             for lane, (total, is_clipped) in enumerate(totals):
@@ -198,23 +212,23 @@ class VectorGroup(wiring.Component):
                 ]
         turned: list[Value] = list(sums)
         if config.turns_up:
-            turned = [self.turned[lane] for lane in range(LANES)]
-            before = lane_signals("before", LANES, 32)
+            turned = [self.turned[lane] for lane in range(n_lanes)]
+            before = lane_signals("before", n_lanes, 32)
             with m.If(self.u1):
-                m.d.sync += [before[lane].eq(sums[lane]) for lane in range(LANES)]
-            m.d.comb += [self.sums[lane].eq(sums[lane]) for lane in range(LANES)]
-            m.d.comb += [self.sums_before[lane].eq(before[lane]) for lane in range(LANES)]
+                m.d.sync += [before[lane].eq(sums[lane]) for lane in range(n_lanes)]
+            m.d.comb += [self.sums[lane].eq(sums[lane]) for lane in range(n_lanes)]
+            m.d.comb += [self.sums_before[lane].eq(before[lane]) for lane in range(n_lanes)]
 
         source: list[Value] = list(x)
         if config.has_sub_norms:
-            source = [Mux(self.from_y, y[lane], x[lane]) for lane in range(LANES)]
+            source = [Mux(self.from_y, y[lane], x[lane]) for lane in range(n_lanes)]
         normed = build_norm(m, self, source)
         roped, rope_clips, rope_clipped = build_rope(m, self, sums, pairs, config.query_scale)
         glued, glu_clips, glu_clipped = build_glu(m, self, sums, turned, config)
         attended = build_attn_out(m, self)
-        embedded = build_embed(m, self, config.embed, LANES)
+        embedded = build_embed(m, self, config.embed, n_lanes)
 
-        v_clips = Signal(LANES, reset_less=True)
+        v_clips = Signal(n_lanes, reset_less=True)
         chosen = [
             Mux(
                 self.is_norm,
@@ -233,7 +247,7 @@ class VectorGroup(wiring.Component):
                     ),
                 ),
             )
-            for lane in range(LANES)
+            for lane in range(n_lanes)
         ]
         values = [saturate32(wire(m, one, f"chosen{lane}")) for lane, one in enumerate(chosen)]
         with m.If(self.res_en):
@@ -244,7 +258,7 @@ class VectorGroup(wiring.Component):
                     v_clips[lane].eq(is_clipped & self.out_mask[lane]),
                 ]
 
-        m.submodules.quantizer = quantizer = MxQuantizer()
+        m.submodules.quantizer = quantizer = MxQuantizer(n_lanes=n_lanes)
         m.d.comb += [
             quantizer.measure.eq(self.v_valid),
             quantizer.start.eq(self.v_quant),
@@ -253,7 +267,7 @@ class VectorGroup(wiring.Component):
             self.shift.eq(quantizer.shift),
             self.total.eq(quantizer.total),
         ]
-        m.d.comb += [quantizer.values[lane].eq(v[lane]) for lane in range(LANES)]
+        m.d.comb += [quantizer.values[lane].eq(v[lane]) for lane in range(n_lanes)]
         words = KV_WORDS[config.codec]
         if words.is_affine:
             m.submodules.encoder = encoder = AffineEncoder(
@@ -265,7 +279,7 @@ class VectorGroup(wiring.Component):
                 ours, theirs = getattr(self, name), getattr(encoder, name)
                 for a, b in zip(ours, theirs, strict=True):
                     m.d.comb += b.eq(a) if name.startswith("other") else a.eq(b)
-            m.d.comb += [encoder.values[lane].eq(v[lane]) for lane in range(LANES)]
+            m.d.comb += [encoder.values[lane].eq(v[lane]) for lane in range(n_lanes)]
             m.d.comb += [
                 encoder.start.eq(self.v_quant & self.is_rope),
                 self.affine_codes.eq(encoder.codes),
@@ -273,7 +287,7 @@ class VectorGroup(wiring.Component):
             ]
         if words.has_halves:
             m.submodules.rounder = rounder = WordEncoder()
-            m.d.comb += [rounder.values[lane].eq(v[lane]) for lane in range(LANES)]
+            m.d.comb += [rounder.values[lane].eq(v[lane]) for lane in range(n_lanes)]
             m.d.comb += [
                 rounder.start.eq(self.v_quant & self.is_rope),
                 self.words.eq(rounder.words),
@@ -301,7 +315,8 @@ class VectorGroup(wiring.Component):
         return m
 
     def _x_buffer(self, m: Module, v: list[Signal], v_mask: Signal) -> list[Value]:
-        m.submodules.x = memory = Sram(depth=self.config.x_depth, n_lanes=LANES, lane_bits=32)
+        depth, n_lanes = self.config.x_depth, self.config.n_lanes
+        m.submodules.x = memory = Sram(depth=depth, n_lanes=n_lanes, lane_bits=32)
         m.d.comb += [
             memory.r_en.eq(self.x_r_en),
             memory.r_addr.eq(self.x_r_addr),
@@ -315,9 +330,9 @@ class VectorGroup(wiring.Component):
     def _y_buffer(self, m: Module, v: list[Signal], v_mask: Signal) -> list[Value]:
         config = self.config
         banks = []
-        rows = Cat(*(self.ly[lane] for lane in range(LANES)))
+        rows = Cat(*(self.ly[lane] for lane in range(config.n_lanes)))
         for index in range(config.y_banks):
-            memory = Sram(depth=config.y_depth, n_lanes=LANES, lane_bits=32)
+            memory = Sram(depth=config.y_depth, n_lanes=config.n_lanes, lane_bits=32)
             m.submodules[f"y{index}"] = memory
             banks.append(memory)
             from_l, from_v, reads = self.ly_en, Value.cast(0), self.y_r_en
@@ -357,7 +372,8 @@ class VectorGroup(wiring.Component):
         return result
 
     def _sc_buffer(self, m: Module) -> list[tuple[Value, Value]]:
-        memory = Sram(depth=self.config.sc_depth, n_lanes=_PAIRS, lane_bits=2 * _ANGLE_BITS)
+        n_pairs = self.config.n_lanes // 2
+        memory = Sram(depth=self.config.sc_depth, n_lanes=n_pairs, lane_bits=2 * _ANGLE_BITS)
         m.submodules.sc = memory
         m.d.comb += [
             memory.r_en.eq(self.sc_r_en),

@@ -46,7 +46,8 @@ def build_norm(m: Module, group: Any, source: list[Value]) -> list[Value]:
     square = lane_signals("norm_square", n_lanes, 2 * (_U_BITS - 1), is_signed=False)
     with m.If(first[1]):
         m.d.sync += [square[lane].eq(u[lane] * u[lane]) for lane in range(n_lanes)]
-    part = [Signal(53, name=f"norm_part{index}", reset_less=True) for index in range(n_lanes // 8)]
+    n_parts = -(-n_lanes // 8)
+    part = [Signal(53, name=f"norm_part{index}", reset_less=True) for index in range(n_parts)]
     with m.If(first[2]):
         m.d.sync += [
             one.eq(add_tree(list(square[8 * index : 8 * index + 8])))

@@ -209,6 +209,13 @@ def test_paths_are_those_of_logical_effort() -> None:
     assert gates.inner == (3.0, -math.inf, 2.0)
 
 
+def test_a_constant_is_a_wire_to_a_rail() -> None:
+    """A product's bit that is always 0 is ABC's constant, which no path begins at."""
+    with_zero = CHAIN | {"z": ("ZERO", {"Y": [6]}), "f": ("DFFHQNx1", {"D": [6], "QN": [12]})}
+    before, after = (time_module(netlist(cells, PORTS)) for cells in (CHAIN, with_zero))
+    assert after.inner == before.inner
+
+
 def test_buffers_hang_below_signals_of_many_pins() -> None:
     def with_readers(count: int) -> int:
         flops = {
