@@ -220,8 +220,8 @@ def estimate_area(
     synthesised
         Measured area of one of a component, by (unit, component): it replaces the estimate.
     logic
-        ``"rtl"``: the logic of L- and H-units is that of this project's RTL where the target has
-        RTL; ``"parts"``: counted from lanes, adders and registers.
+        ``"rtl"``: logic is that of this project's RTL where the target has RTL; ``"parts"``:
+        counted from lanes, adders and registers.
 
     Raises
     ------
@@ -246,7 +246,8 @@ def estimate_area(
     build.add("L-units", "ROM", target.array.n_tiles * target.array.n_cells, rom)
     is_rtl = logic == "rtl" and has_rtl(target)
     if is_rtl:
-        _l_units_of_rtl(build, tech, target)
+        for item in rtl_parts_of(tech).l_units(target):
+            build.add(*item)
     else:
         _l_units(build, parts, target)
     _x_buffers(build, parts, target, widths)
@@ -257,11 +258,18 @@ def estimate_area(
         build.add("H-units", "tile logic", target.array.n_tiles, rtl_parts_of(tech).htile(target))
     else:
         _h_units(build, parts, target)
-    _vector_unit(build, parts, target)
-    _network(build, parts, target)
+    _vector_memory(build, parts, target)
+    if is_rtl:
+        for item in rtl_parts_of(tech).units(
+            target, spec.activation if spec is not None else "silu"
+        ):
+            build.add(*item)
+    else:
+        _vector_unit(build, parts, target)
+        _network(build, parts, target)
+        build.add("sequencer", "control", 1, parts.gates(_CONTROL_GATES))
     program = parts.rom(widths.n_instructions, _INSTRUCTION_BITS, style=style, zero_bits=0.487)
     build.add("sequencer", "program ROM", 1, program)
-    build.add("sequencer", "control", 1, parts.gates(_CONTROL_GATES))
     build.add("sequencer", "slot state", target.schedule.n_slots, parts.flops(128))
     build.add("periphery", "host port, clock, pads", 1, _periphery(build.items, tech))
     build.check()
@@ -271,16 +279,6 @@ def estimate_area(
 def chip_area_mm2(target: Target, spec: ModelSpec | None = None) -> float:
     """Return the mid area of a chip in mm2, in the target's own technology."""
     return estimate_area(target, spec=spec).total_mm2.mid
-
-
-def _l_units_of_rtl(build: _Builder, tech: Technology, target: Target) -> None:
-    """Take the logic from synthesis: each cell may have a row and a port of the x buffer alone."""
-    parts, n_cells = rtl_parts_of(tech), target.array.n_tiles * target.array.n_cells
-    build.add("L-units", "cells", n_cells, parts.cell(target))
-    build.add("L-units", "rows", n_cells, parts.row())
-    build.add("L-units", "x registers", n_cells, parts.x_port(target))
-    total = parts_of(tech).accumulator(64)
-    build.add("L-units", "row-sum tree", target.array.n_tiles * (target.array.n_cells - 1), total)
 
 
 def _l_units(build: _Builder, parts: Parts, target: Target) -> None:
@@ -362,11 +360,14 @@ def _h_units(build: _Builder, parts: Parts, target: Target) -> None:
     build.add("H-units", "value sums", n_lanes, parts.accumulator(sum_bits(target.formats.kv)))
 
 
+def _vector_memory(build: _Builder, parts: Parts, target: Target) -> None:
+    bits = 32 * target.vector.n_lanes
+    depth = max(1, target.vector.sram_kib * 8192 // bits)
+    build.add("vector unit", "activation SRAM", 1, parts.sram(depth, bits))
+
+
 def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:
     vector = target.vector
-    bits = 32 * vector.n_lanes
-    depth = max(1, vector.sram_kib * 8192 // bits)
-    build.add("vector unit", "activation SRAM", 1, parts.sram(depth, bits))
     build.add("vector unit", "lanes", vector.n_lanes, parts.vector_lane())
     build.add("vector unit", "MXINT8 quantisers", vector.n_lanes, parts.shifter(32, 25))
     build.add("vector unit", "activation functions", vector.n_lanes, parts.activation())

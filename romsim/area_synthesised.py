@@ -2,58 +2,40 @@
 
 The points stand in ``tables/synthesis_asap7.toml`` (:mod:`romsim.synthesis_points` measures them).
 A cell is a fixed part and a part for each block of 32 lanes, to which minima, rounding and planes
-add; other modules are taken alike. Technologies other than ASAP7 are scaled as their lanes are.
+add; other modules are taken alike (:mod:`romsim.area_units`). Technologies other than ASAP7 are
+scaled as their lanes are.
 """
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 from typing import Any
 
+from romsim import area_units
 from romsim.area_parts import Part
-from romsim_compiler.target import MX_BLOCK, Target
+from romsim.synthesis_table import module_um2, module_value, table
+from romsim_compiler.target import MX_BLOCK, Array, Target
 from romsim_compiler.technology import GRADES, Range, Technology
 from romsim_compiler.technology_file import load_technology
-from romsim_models.errors import SpecError
 
-__all__ = ["RtlParts", "cell_um2", "has_rtl", "htile_um2", "module_um2", "rtl_parts_of", "table"]
+__all__ = ["RtlParts", "cell_um2", "has_rtl", "htile_um2", "rtl_parts_of"]
 
 _SIZING = Range(1.0, 1.0, 1.3)  # as for lanes: high adds 30 % for sizing under a clock (assumed)
 _PLAIN = {"has_minima": True, "may_round": False, "max_planes": 1}
 
 
-@cache
-def table() -> dict[str, Any]:
-    """Return the measured points and where they come from."""
-    source = resources.files("romsim") / "tables" / "synthesis_asap7.toml"
-    return tomllib.loads(source.read_text(encoding="utf-8"))
-
-
-def module_um2(module: str, **keys: Any) -> float:
-    """Return the cell area of a measured module in um2.
-
-    Raises
-    ------
-    SpecError
-        If it was not measured.
-    """
-    for point in table()["points"]:
-        if point["module"] == module and all(point.get(k) == v for k, v in keys.items()):
-            return float(point["um2"])
-    raise SpecError(
-        f"Synthesised module must be one of the points of synthesis_asap7.toml, not {module!r} "
-        f"with {keys}; measure it with python -m romsim.synthesis_points"
-    )
-
-
-def _cell_point(encoding: str, blocks: int, **changes: Any) -> float:
-    return module_um2("cell", encoding=encoding, blocks=blocks, **{**_PLAIN, **changes})
+def _cell_point(what: str, encoding: str, blocks: int, **changes: Any) -> float:
+    return module_value(what, "cell", encoding=encoding, blocks=blocks, **{**_PLAIN, **changes})
 
 
 def cell_um2(
-    encoding: str, blocks: int, *, has_minima: bool, may_round: bool, has_planes: bool
+    encoding: str,
+    blocks: int,
+    *,
+    has_minima: bool,
+    may_round: bool,
+    has_planes: bool,
+    what: str = "um2",
 ) -> float:
     """Return the cell area of a cell's logic in um2.
 
@@ -63,20 +45,23 @@ def cell_um2(
         ``ternary``, ``int2``, ``int4`` or ``int8``.
     blocks
         Blocks of 32 lanes.
+    what
+        ``um2``, or ``n_flops``: its flip-flops.
     """
-    block = _cell_point("int4", 2) - _cell_point("int4", 1)
-    fixed = _cell_point("int4", 1) - block
-    per_block = _cell_point(encoding, 1) - fixed
+    plain = _cell_point(what, "int4", 1)
+    block = _cell_point(what, "int4", 2) - plain
+    fixed = plain - block
+    per_block = _cell_point(what, encoding, 1) - fixed
     if not has_minima:
-        per_block += _cell_point("int4", 1, has_minima=False) - _cell_point("int4", 1)
+        per_block += _cell_point(what, "int4", 1, has_minima=False) - plain
     if may_round:
-        per_block += _cell_point("int4", 1, may_round=True) - _cell_point("int4", 1)
+        per_block += _cell_point(what, "int4", 1, may_round=True) - plain
     if has_planes:
-        per_block += _cell_point("int4", 1, max_planes=2) - _cell_point("int4", 1)
+        per_block += _cell_point(what, "int4", 1, max_planes=2) - plain
     return fixed + blocks * per_block
 
 
-def htile_um2(blocks: int, heads: int) -> float:
+def htile_um2(blocks: int, heads: int, *, what: str = "um2") -> float:
     """Return the cell area of a tile's H-unit in um2, memories apart.
 
     Parameters
@@ -85,13 +70,15 @@ def htile_um2(blocks: int, heads: int) -> float:
         Blocks of 32 elements in a KV word.
     heads
         Query heads multiplied with one KV word.
+    what
+        ``um2``, or ``n_flops``: its flip-flops.
     """
-    one, two = (module_um2("htile", blocks=1, heads=n) for n in (1, 2))
+    one, two = (module_value(what, "htile", blocks=1, heads=n) for n in (1, 2))
     return one - (two - one) + blocks * heads * (two - one)
 
 
 def has_rtl(target: Target) -> bool:
-    """Whether there is hardware for a target's units L and H in this project's RTL."""
+    """Whether there is hardware for a target's units in this project's RTL."""
     array = target.array
     return (
         target.executable
@@ -104,7 +91,27 @@ def has_rtl(target: Target) -> bool:
         and array.min_bits in (0, 16)
         and array.zero_bits == 0
         and array.scale_group % MX_BLOCK == 0
+        and target.vector.n_lanes % MX_BLOCK == 0
     )
+
+
+def _encoding(array: Array) -> str:
+    return "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
+
+
+def _cell_of(array: Array, what: str) -> float:
+    return cell_um2(
+        _encoding(array),
+        array.word_codes // MX_BLOCK,
+        has_minima=array.min_bits > 0,
+        may_round=False,
+        has_planes=array.lane_bits < 8,
+        what=what,
+    )
+
+
+def _flop_um2() -> float:
+    return load_technology(table()["technology"]).cell_um2["DFFHQNx1"]
 
 
 class RtlParts:
@@ -122,6 +129,7 @@ class RtlParts:
         self._factor = here.over(Range(there.high, there.mid, there.low)).times(_SIZING)
         self._utilisation = technology["logic.utilisation"]
         self._made: dict[object, Part] = {}
+        self._units: dict[object, tuple[tuple[str, str, int, Part], ...]] = {}
 
     def _part(self, um2: float, formula: str) -> Part:
         scale = self._factor.mid
@@ -143,17 +151,22 @@ class RtlParts:
         key = (array.encoding, array.lane_bits, array.word_codes, array.min_bits)
         part = self._made.get(key)
         if part is None:
-            encoding = "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
-            blocks = array.word_codes // MX_BLOCK
-            um2 = cell_um2(
-                encoding,
-                blocks,
-                has_minima=array.min_bits > 0,
-                may_round=False,
-                has_planes=array.lane_bits < 8,
-            )
-            part = self._made[key] = self._part(um2, f"{blocks} blocks of 32 {encoding} lanes")
+            formula = f"{array.word_codes // MX_BLOCK} blocks of 32 {_encoding(array)} lanes"
+            part = self._made[key] = self._part(_cell_of(array, "um2"), formula)
         return part
+
+    def weight_lane(self, array: Array) -> Part:
+        """Return the gates of a cell, its flip-flops apart, for each of its lanes."""
+        um2 = _cell_of(array, "um2") - _flop_um2() * _cell_of(array, "n_flops")
+        return self._part(um2 / array.word_codes, "gates of a cell a lane")
+
+    def kv_lane(self) -> Part:
+        """Return the gates of a tile's H-unit for each lane of scores, and of values."""
+        first, second = (
+            htile_um2(1, heads) - _flop_um2() * htile_um2(1, heads, what="n_flops")
+            for heads in (1, 2)
+        )
+        return self._part((second - first) / (2 * MX_BLOCK), "gates of a tile a lane")
 
     def row(self) -> Part:
         """Return the requantising of one row."""
@@ -182,6 +195,81 @@ class RtlParts:
             part = self._part(htile_um2(blocks, heads), formula)
             self._made["h", blocks, heads] = part
         return part
+
+    def row_sum(self) -> Part:
+        """Return one sum of two cells' rows."""
+        part = self._made.get("row_sum")
+        if part is None:
+            part = self._made["row_sum"] = self._part(area_units.row_sum_um2(), "sum of two rows")
+        return part
+
+    def tile(self, target: Target) -> Part:
+        """Return what joins the cells of a tile."""
+        cells = target.array.n_cells
+        part = self._made.get(("tile", cells))
+        if part is None:
+            formula = f"wires and delays of {cells} cells"
+            part = self._made["tile", cells] = self._part(area_units.tile_um2(cells), formula)
+        return part
+
+    def l_units(self, target: Target) -> tuple[tuple[str, str, int, Part], ...]:
+        """Return the logic of the L-units: unit, component, count, and one of it.
+
+        Each cell may have a row and a port of the x buffer alone, and share rows with all others.
+        """
+        tiles, n_cells = target.array.n_tiles, target.array.n_cells
+        every = tiles * n_cells
+        return (
+            ("L-units", "cells", every, self.cell(target)),
+            ("L-units", "rows", every, self.row()),
+            ("L-units", "x registers", every, self.x_port(target)),
+            ("L-units", "row-sum tree", tiles * (n_cells - 1), self.row_sum()),
+            ("L-units", "tile control", tiles, self.tile(target)),
+        )
+
+    def units(self, target: Target, activation: str) -> tuple[tuple[str, str, int, Part], ...]:
+        """Return what stands around cells and tiles: unit, component, count, and one of it.
+
+        Parameters
+        ----------
+        activation
+            ``silu``, or ``relu2`` with sub-norms.
+        """
+        tiles, cells = target.array.n_tiles, target.array.n_cells
+        groups, network = target.vector.n_lanes // MX_BLOCK, target.network
+        hops = (network.broadcast_cycles, network.collect_cycles)
+        inflight = target.schedule.n_inflight
+        key = (tiles, cells, groups, *hops, inflight, activation)
+        known = self._units.get(key)
+        if known is not None:
+            return known
+        from_tiles = f"{tiles} tiles, {groups} groups, {hops[1]} stages"
+        made = (
+            (
+                "vector unit", "lane groups", groups,
+                self._part(area_units.group_um2(activation), f"{MX_BLOCK} lanes, {activation}"),
+            ),
+            (
+                "vector unit", "control and scalars", 1,
+                self._part(
+                    area_units.vector_um2(groups, hops[0]), f"{groups} groups, {hops[0]} stages"
+                ),
+            ),
+            (
+                "network", "unit L's side", 1,
+                self._part(area_units.lside_um2(tiles, cells, groups, hops[1]), from_tiles),
+            ),
+            (
+                "network", "unit H's side", 1,
+                self._part(area_units.hside_um2(tiles, groups, hops[1]), from_tiles),
+            ),
+            (
+                "sequencer", "control", 1,
+                self._part(area_units.sequencer_um2(inflight), f"{inflight} tokens in flight"),
+            ),
+        )  # fmt: skip
+        self._units[key] = made
+        return made
 
 
 @lru_cache(maxsize=64)

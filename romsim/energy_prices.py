@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from romsim.area_parts import Part, parts_of
+from romsim.area_synthesised import has_rtl, rtl_parts_of
 from romsim_compiler.target import Array, Formats, Target
 from romsim_compiler.technology import GRADES, Fact, Range, Technology
 
@@ -36,7 +37,7 @@ def event_prices(technology: Technology, target: Target, side_mm: float) -> dict
     side_mm
         Side of the die, which sets how far bits travel.
     """
-    prices = dict(_local_prices(technology, target.array, target.formats))
+    prices = dict(_local_prices(technology, target.array, target.formats, has_rtl(target)))
     # A tree that reaches every tile: a trunk along the die and a branch for each row of tiles.
     tree = side_mm * max(1.0, target.array.n_tiles**0.5)
     wire = technology["energy.wire_bit_mm"]
@@ -47,7 +48,9 @@ def event_prices(technology: Technology, target: Target, side_mm: float) -> dict
 
 
 @lru_cache(maxsize=256)
-def _local_prices(tech: Technology, array: Array, formats: Formats) -> dict[str, Price]:
+def _local_prices(
+    tech: Technology, array: Array, formats: Formats, is_rtl: bool
+) -> dict[str, Price]:
     parts = parts_of(tech)
     per_um2 = tech["energy.logic_per_um2"]
     utilisation = tech["logic.utilisation"].mid
@@ -79,4 +82,11 @@ def _local_prices(tech: Technology, array: Array, formats: Formats) -> dict[str,
     }
     if array.scale_bits:
         prices["scale_products"] = switched(parts.scale(array, activation), "scale")
+    if is_rtl:  # what the RTL has around its lanes switches with them
+        rtl = rtl_parts_of(tech)
+        prices["weight_macs"] = switched(rtl.weight_lane(array), "cell a lane")
+        prices["kv_macs"] = switched(rtl.kv_lane(), "tile a lane")
+        for event, of in (("scale_products", "weight_macs"), ("exponentials", "kv_macs")):
+            source, grade = prices[of].source, prices[of].grade
+            prices[event] = Price(Range.exact(0.0), f"in {of}: gates of the RTL", source, grade)
     return prices

@@ -1,4 +1,4 @@
-"""The clock that L- and H-units of a target's own RTL reach, from paths of synthesised modules.
+"""The clock that a target's own RTL reaches, from paths of synthesised modules.
 
 Depths are those of ``tables/synthesis_asap7.toml``, mapped for speed; docs/area.md, "Clock", says
 what is in a period and what is not. ``romsim synth`` times all units of one chip.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from romsim.area_synthesised import has_rtl, table
+from romsim.area_synthesised import has_rtl
+from romsim.synthesis_table import table
 from romsim_compiler.target import Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
@@ -75,16 +76,17 @@ class RtlClock:
         )
         reached_or_not = "reached" if self.is_met else "NOT reached"
         return (
-            f"The {self.clock_mhz:g} MHz of {self.target} are {reached_or_not} by the L- and "
-            f"H-units of its own RTL: {found}."
+            f"The {self.clock_mhz:g} MHz of {self.target} are {reached_or_not} by its own RTL: "
+            f"{found}."
         )
 
 
 def rtl_clock(target: Target) -> RtlClock | None:
-    """Return the clock that L- and H-units of a target's RTL reach, or None where it has none.
+    """Return the clock that a target's RTL reaches, or None where it has none.
 
     Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
-    and of four blocks have the same), so that the measured point stands for wider ones.
+    and of four blocks have the same), so that the measured point stands for wider ones; units
+    around the tiles are those of a chip of two tiles (docs/area.md, "Clock").
     """
     if not has_rtl(target):
         return None
@@ -96,10 +98,13 @@ def rtl_clock(target: Target) -> RtlClock | None:
         if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
             continue
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
+        if "tiles" in point:
+            what = f"on a chip of {point['tiles']} tiles"
         word = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
         depths = {word: point["depth_fo4"][1]}
-        if "sram_fo4" in point:
-            depths["sram"] = point["sram_fo4"][1]
+        for start in ("sram", "rom"):
+            if f"{start}_fo4" in point and (point["module"], start) not in _OF_CELLS:
+                depths[start] = point[f"{start}_fo4"][1]
         paths += [
             ModulePath(
                 module=point["module"],
@@ -115,4 +120,5 @@ def rtl_clock(target: Target) -> RtlClock | None:
 
 
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
-_MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4")
+_OF_CELLS = {("ltile", "rom")}  # words end in cells, there of 4 bits
+_MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

@@ -7,12 +7,17 @@ writes the table; what :mod:`romsim.area_synthesised` makes of them is fitted by
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from amaranth.hdl import UnusedElaboratable
+
+from romsim.synthesis_chips import ChipPoint, chip_modules, chip_points, group_points, sizes_of
 from romsim_compiler.target import MX_BLOCK
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
@@ -22,8 +27,8 @@ from romsim_rtl.cell import Cell, CellConfig
 from romsim_rtl.htile import HTile
 from romsim_rtl.ltile_rows import Row
 from romsim_rtl.module_timing import STARTS
-from romsim_rtl.synthesis import ModuleSynthesis, RtlilModule, rtlil_modules
-from romsim_rtl.synthesis_cache import synthesise_modules
+from romsim_rtl.synthesis import MAPPINGS, ModuleSynthesis, RtlilModule, rtlil_modules
+from romsim_rtl.synthesis_cache import synthesise_alone, synthesise_modules
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes
 
 __all__ = ["Point", "cell_points", "main", "measure", "render"]
@@ -40,7 +45,8 @@ class Point:
     Parameters
     ----------
     module
-        ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), or ``htile``.
+        ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), ``htile``,
+        ``vector_group``, or one of `romsim.synthesis_chips.UNITS`, without the modules inside.
     keys
         What it was built for.
     um2
@@ -50,16 +56,17 @@ class Point:
     depth_fo4
         Longest path that begins at a flip-flop or at a port and ends inside, mapped for area, and
         mapped for speed; none where only the area is measured.
-    sram_fo4
-        The same of paths that begin at an SRAM's output; none where no path does.
+    sram_fo4, rom_fo4
+        The same of paths that begin at an SRAM's or a ROM's output; none where no path does.
     """
 
     module: str
     keys: dict[str, Any]
     um2: float
     n_flops: int
-    depth_fo4: tuple[float, float] | None
-    sram_fo4: tuple[float, float] | None
+    depth_fo4: tuple[float, float] | None = None
+    sram_fo4: tuple[float, float] | None = None
+    rom_fo4: tuple[float, float] | None = None
 
 
 def _cell(encoding: str, blocks: int, **changes: Any) -> tuple[dict[str, Any], CellConfig]:
@@ -119,13 +126,58 @@ def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
     ToolError
         If yosys or ABC is missing or fails.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusedElaboratable)  # of a chip some modules are wanted
+        points = _measure(progress or (lambda _: None))
+        gc.collect()
+    return points
+
+
+def _measure(progress: Callable[[float], None]) -> list[Point]:
     points = []
-    parts = list(_parts())
+    parts, chips = list(_parts()), chip_points()
+    total = len(parts) + len(chips) + 1
     for index, (module, keys, component) in enumerate(parts):
         points.append(_point(module, keys, rtlil_modules(f"romsim_{module}", component)))
-        if progress is not None:
-            progress((index + 1) / len(parts))
+        progress((index + 1) / total)
+    for keys, group in group_points():
+        um2, n_flops = _area(synthesise_alone(group, _ASAP7))
+        points.append(Point(module="vector_group", keys=keys, um2=um2, n_flops=n_flops))
+    for index, chip in enumerate(chips):
+        points += _chip(chip)
+        progress((len(parts) + 2 + index) / total)
     return points
+
+
+def _area(module: ModuleSynthesis) -> tuple[float, int]:
+    return round(module.area_um2(_ASAP7.cell_um2), 2), module.n_flops
+
+
+def _chip(chip: ChipPoint) -> Iterable[Point]:
+    """Yield the points of one chip, with paths where it is whole: there of lane groups too."""
+    modules = chip_modules(chip)
+    named = {module.name.removeprefix("romsim_"): module for module in modules}
+    keys = sizes_of(chip.target)
+    if not chip.is_whole:
+        for unit in chip.units:
+            um2, n_flops = _area(synthesise_alone(named[unit], _ASAP7))
+            yield Point(module=unit, keys=keys, um2=um2, n_flops=n_flops)
+        return
+    mapped = [synthesise_modules(modules, _ASAP7, mapping=mapping) for mapping in MAPPINGS]
+    for unit in ("vector_group", *chip.units):
+        area, speed = (found[f"romsim_{unit}"] for found in mapped)
+        um2, n_flops = _area(area)
+        paths = [_from(start, area, speed) for start in STARTS]
+        own = {"activation": "silu", "lanes": 32} if unit == "vector_group" else keys
+        yield Point(
+            module=unit,
+            keys=own,
+            um2=um2,
+            n_flops=n_flops,
+            depth_fo4=paths[0],
+            sram_fo4=paths[1],
+            rom_fo4=paths[2],
+        )
 
 
 def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) -> Point:
@@ -136,10 +188,10 @@ def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) ->
     return Point(
         module=module,
         keys=keys,
-        um2=round(area.area_um2(_ASAP7.cell_um2), 2),
+        um2=_area(area)[0],
         n_flops=area.n_flops,
         depth_fo4=None if speed is None else (_depth(area), _depth(speed)),
-        sram_fo4=None if speed is None else _from_sram(area, speed),
+        sram_fo4=None if speed is None else _from("sram", area, speed),
     )
 
 
@@ -148,17 +200,18 @@ def _depth(module: ModuleSynthesis) -> float:
     return round(max(module.delays.inner[0], *module.delays.inputs.values()), 1)
 
 
-def _from_sram(*mapped: ModuleSynthesis) -> tuple[float, float] | None:
-    area, speed = (round(module.delays.inner[STARTS.index("sram")], 1) for module in mapped)
+def _from(start: str, *mapped: ModuleSynthesis) -> tuple[float, float] | None:
+    area, speed = (round(module.delays.inner[STARTS.index(start)], 1) for module in mapped)
     return None if area < 0 else (area, speed)
 
 
 def render(points: Sequence[Point]) -> str:
     """Return the table as TOML."""
     lines = [
-        "# Modules of the RTL as ASAP7 cells: cell area in um2 (mapped for area, memories apart),",
-        "# flip-flops, and in FO4 the longest path that ends inside, from flip-flops and ports and",
-        "# from an SRAM's output, mapped for area and for speed.",
+        "# Modules of the RTL as ASAP7 cells: cell area in um2 (mapped for area, memories and the",
+        "# modules inside apart), flip-flops, and in FO4 the longest path that ends inside, from",
+        "# flip-flops (and ports, of what stands in tiles), from an SRAM's and from a ROM's",
+        "# output, mapped for area and for speed.",
         "# Made by: python -m romsim.synthesis_points --write romsim/tables/synthesis_asap7.toml",
         "",
         'technology = "asap7"',
@@ -173,7 +226,7 @@ def render(points: Sequence[Point]) -> str:
             f"um2 = {point.um2:.2f}",
             f"n_flops = {point.n_flops}",
         ]
-        for name in ("depth_fo4", "sram_fo4"):
+        for name in ("depth_fo4", "sram_fo4", "rom_fo4"):
             depths = getattr(point, name)
             if depths is not None:
                 lines.append(f"{name} = [{depths[0]:.1f}, {depths[1]:.1f}]")

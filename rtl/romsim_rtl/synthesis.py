@@ -1,8 +1,8 @@
 """Synthesis of a chip's modules on a cell table: cells, flip-flops, memories apart, longest paths.
 
 Every shared module is mapped once, flattened, with memories and other shared modules as black
-boxes; what stands in the chip is counted through the instances. A component with a method
-``with_lanes`` is mapped with few lanes only (:mod:`romsim_rtl.synthesis_lanes`). Multipliers are
+boxes; what stands in the chip is counted through the instances. A component of many lanes
+with a method ``with_lanes`` is mapped with few (:mod:`romsim_rtl.synthesis_lanes`). Multipliers are
 yosys' own (``alumacc``: carry-save trees, parallel-prefix adders; no Booth coding). Flip-flops of
 one enable get a clock gate from eight on, one gate for 32; the rest of the clock tree is not there.
 Signals that more than 16 pins hang on have buffers in trees of 16.
@@ -11,10 +11,11 @@ Signals that more than 16 pins hang on have buffers in trees of 16.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -31,13 +32,15 @@ from romsim_rtl import yosys_synthesis
 from romsim_rtl.cell_library import CellLibrary
 from romsim_rtl.logic_rom import run_tool, yosys_abc
 from romsim_rtl.memory import VerilogPlatform
-from romsim_rtl.module_timing import Netlist, PortTiming, time_module
+from romsim_rtl.module_timing import STARTS, Netlist, PortTiming, time_module
 from romsim_rtl.path_depth import timed_genlib
 
 __all__ = [
+    "BLACK_BOX",
     "CLOCK_GATE",
     "FLOP",
     "MAPPINGS",
+    "MAX_LANES",
     "MEASURED_LANES",
     "Memory",
     "ModuleSynthesis",
@@ -55,8 +58,11 @@ MAPPINGS = {
 }
 """How ABC maps: for least area, or for least delay and then area."""
 
+MAX_LANES = 8
+"""Lanes up to which a module of equal lanes is mapped as it is."""
+
 MEASURED_LANES = (2, 4)
-"""Lanes with which a module of many equal lanes is mapped."""
+"""Lanes with which one of more is mapped."""
 
 _MACROS = {"romsim_sram": "sram", "romsim_rom": "rom"}
 _GATED_FLOPS = 8
@@ -125,6 +131,13 @@ class ModuleSynthesis:
         return sum(n * cell_um2[cell] for cell, n in sorted(self.cells.items()))
 
 
+_NO_PATHS = PortTiming(inner=(-math.inf,) * len(STARTS))
+BLACK_BOX = ModuleSynthesis(
+    name="", cells={}, memories=(), children={}, delays=_NO_PATHS, gates=_NO_PATHS
+)
+"""A module inside that is not known: it has no area, and no path runs through it."""
+
+
 def check_technology(technology: Technology) -> None:
     """Refuse a technology without the cells that registers need.
 
@@ -143,13 +156,15 @@ def check_technology(technology: Technology) -> None:
         )
 
 
-def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
+def rtlil_modules(name: str, top: Any, *, only: Collection[str] | None = None) -> list[RtlilModule]:
     """Return a component and all shared modules below it as RTLIL, children first.
 
     Parameters
     ----------
     name
         Of the component's own module.
+    only
+        Modules that are wanted, each with those that hold it.
     """
     platform = VerilogPlatform()
     pending: dict[str, Any] = {name: top}
@@ -157,12 +172,16 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
     fewer: dict[str, dict[str, Any]] = {}
     while pending:
         for module, component in sorted(pending.items()):
-            if hasattr(component, "with_lanes"):
+            if hasattr(component, "with_lanes") and component.n_lanes > MAX_LANES:
                 fewer[module] = _with_fewer_lanes(module, component)
                 made[module] = fewer[module]["fewer"][-1].text
             else:
                 made[module] = _convert(module, component, platform)
-        pending = {n: c for n, c in platform.shared.items() if n not in made}
+        pending = {
+            n: c
+            for n, c in platform.shared.items()
+            if n not in made and (only is None or n in only)
+        }
     inside = {
         module: {n: text.count(f"  cell \\{n} ") for n in sorted(platform.shared)}
         for module, text in made.items()
@@ -171,7 +190,7 @@ def rtlil_modules(name: str, top: Any) -> list[RtlilModule]:
 
     def visit(module: str) -> None:
         for child, count in inside[module].items():
-            if count:
+            if count and child in made:
                 visit(child)
         if module not in order:
             order.append(module)

@@ -24,6 +24,7 @@ from romsim_rtl.logic_bank_cache import write_entry
 from romsim_rtl.module_timing import PortTiming
 from romsim_rtl.path_depth import timed_genlib
 from romsim_rtl.synthesis import (
+    BLACK_BOX,
     MAPPINGS,
     Memory,
     ModuleSynthesis,
@@ -35,7 +36,7 @@ from romsim_rtl.synthesis import (
 from romsim_rtl.synthesis_lanes import widen
 from romsim_rtl.toolchain import cache_folder
 
-__all__ = ["check_options", "synthesis_folder", "synthesise_modules"]
+__all__ = ["check_options", "synthesis_folder", "synthesise_alone", "synthesise_modules"]
 
 _LAYOUT = 1  # raise when what is made of the same module, or how it is timed, changes
 
@@ -93,8 +94,9 @@ def synthesise_modules(
     total = sum(len(module.text) for module in (*small, *modules))
     finished = 0
     for wave in (small, *module_waves(modules)):
-        pending = []
+        pending: list[RtlilModule] = []
         for module in wave:
+            kept: ModuleSynthesis | None
             keys[module.name] = _key(module, technology, mapping, keys)
             if module.fewer:
                 few, more = (done.pop(one.name) for one in module.fewer)
@@ -113,6 +115,27 @@ def synthesise_modules(
             if progress is not None:
                 progress(finished / total)
     return done
+
+
+def synthesise_alone(
+    module: RtlilModule, technology: Technology, *, mapping: str = "area"
+) -> ModuleSynthesis:
+    """Synthesise one module whose modules inside are black boxes: for its area, not its paths.
+
+    Raises
+    ------
+    SpecError, ToolError
+        As `synthesise_modules`.
+    """
+    check_options(mapping, 1)
+    check_technology(technology)
+    inside = dict.fromkeys(module.children, BLACK_BOX)
+    path = _path(_key(module, technology, mapping, dict.fromkeys(inside, "black box")))
+    result = _read(path)
+    if result is None:
+        result = map_module(module, technology, inside, mapping=mapping)
+        write_entry(path, _to_json(result))
+    return result
 
 
 def _map_all(

@@ -148,7 +148,7 @@ class Top(wiring.Component):
             platform,
             "vector",
             "romsim_vector",
-            self._vector,
+            self.vector_unit,
             1,
             domain=gate_clock(m, platform, "v", v_wakes),
         )
@@ -209,7 +209,8 @@ class Top(wiring.Component):
         self._host(m, sequencer, v, l_side, h)
         return m
 
-    def _vector(self) -> VectorUnit:
+    def vector_unit(self) -> VectorUnit:
+        """Return unit V of this chip."""
         description = self.description
         return VectorUnit(
             target=description.target,

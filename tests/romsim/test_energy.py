@@ -10,13 +10,15 @@ import pytest
 from romsim.area import estimate_area
 from romsim.design_point import DesignPoint
 from romsim.energy import GATING, EnergyReport, estimate_energy
-from romsim.energy_prices import Price
+from romsim.energy_prices import Price, event_prices
 from romsim.events import count_events
+from romsim.synthesis_table import module_um2, module_value
 from romsim_compiler.formats import parse_format
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Power
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology import GRADES, Range
+from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
 from romsim_models.shapes import SHAPES, TINY
 from tests.romsim.random_points import random_point
@@ -168,6 +170,38 @@ def test_price_of_a_published_chip_replaces_ours() -> None:
     one = next(r for r in report.rows if r.event == "weight_macs")
     assert one.energy_pj.mid == 2.0 * one.count
     assert one.grade == "published"
+
+
+def test_targets_with_rtl_are_priced_by_its_gates() -> None:
+    """Gates of a cell, and half of those of a tile for each of scores and values."""
+    target = load_target("rtl-1k")
+    asap7 = load_technology("asap7")
+    flop, per_um2 = asap7.cell_um2["DFFHQNx1"], asap7["energy.logic_per_um2"].mid
+    prices = event_prices(asap7, target, 5.0)
+    cell = module_um2("cell", encoding="int4", blocks=1, max_planes=2)
+    flops = module_value("n_flops", "cell", encoding="int4", blocks=1, max_planes=2)
+    gates = (cell - flops * flop) / 32
+    assert prices["weight_macs"].pj.mid == pytest.approx(gates * per_um2)
+    assert prices["scale_products"].pj == Range.exact(0.0)
+    assert prices["scale_products"].formula == "in weight_macs: gates of the RTL"
+    one, two = (
+        module_um2("htile", blocks=1, heads=n)
+        - flop * module_value("n_flops", "htile", blocks=1, heads=n)
+        for n in (1, 2)
+    )
+    assert prices["kv_macs"].pj.mid == pytest.approx((two - one) / 64 * per_um2)
+    # the ratios that docs/area.md states
+    expected = {"roma-7nm-g32": 1.43, "rtl-1k": 1.31, "small-ternary": 1.62, "tom-7nm-int8": 1.69}
+    for name, ratio in expected.items():
+        chip = load_target(name)
+        rtl, parts = (
+            event_prices(load_technology(chip.technology), one, 5.0)
+            for one in (chip, replace(chip, executable=False))
+        )
+        a_lane = parts["scale_products"].pj.mid * chip.array.n_scales / chip.array.word_codes
+        counted = parts["weight_macs"].pj.mid + a_lane
+        assert rtl["weight_macs"].pj.mid / counted == pytest.approx(ratio, abs=0.005)
+        assert rtl["kv_macs"].pj.mid / parts["kv_macs"].pj.mid == pytest.approx(2.28, abs=0.005)
 
 
 @pytest.mark.parametrize(

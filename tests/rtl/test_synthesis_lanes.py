@@ -105,7 +105,7 @@ def test_lanes_that_are_not_mapped_are_as_if_they_were() -> None:
 
 def whole_text(n_lanes: int) -> str:
     class Whole(Lanes):
-        with_lanes = property()  # type: ignore[assignment]  # as if there were none
+        with_lanes = property()  # as if there were none
 
     (module,) = rtlil_modules("lanes", Whole(n_lanes))
     assert not module.fewer
@@ -113,13 +113,13 @@ def whole_text(n_lanes: int) -> str:
 
 
 def test_what_holds_such_a_module_is_timed_through_its_ports() -> None:
-    modules = rtlil_modules("around", Around(8))
+    modules = rtlil_modules("around", Around(16))
     assert [m.name for m in modules] == ["lanes", "around"]
     found = synthesise_modules(modules, ASAP7)
     assert found["around"].children == {"lanes": 1}
     inside = found["lanes"].delays
-    assert found["around"].delays.inputs["a"] > inside.arcs["x__7", "is_odd"]
-    leaves = inside.outputs["product__7"][0]
+    assert found["around"].delays.inputs["a"] > inside.arcs["x__15", "is_odd"]
+    leaves = inside.outputs["product__15"][0]
     assert leaves < found["around"].delays.inner[0] < leaves + 2  # an inverter, a flip-flop's pin
     # both smaller modules are kept, and nothing of the large one
     kept = list(synthesis_cache.synthesis_folder().iterdir())
@@ -128,7 +128,7 @@ def test_what_holds_such_a_module_is_timed_through_its_ports() -> None:
 
 
 def test_rare_cells_never_become_fewer_than_none() -> None:
-    (module,) = rtlil_modules("lanes", Lanes(4))
+    (module,) = rtlil_modules("lanes", Lanes(64))
     few, more = (synthesise_modules([one], ASAP7)[one.name] for one in module.fewer)
     odd = replace(few, cells={**few.cells, "XNOR2xp5": 9 + more.cells.get("XNOR2xp5", 0)})
     wide = widen("lanes", odd, more, (2, 4, 64), module.ports)
