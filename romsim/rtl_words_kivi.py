@@ -35,7 +35,7 @@ def model_late(
 ) -> list[tuple[Any, ...]]:
     """Return a word of ``VC``, ``KC`` or ``KG`` as elements, with their cycles."""
     kv = description.target.kv
-    bc, tiles = sizes.broadcast_cycles, sizes.n_tiles
+    bc = sizes.broadcast_cycles
     arrives = READ_CYCLES + bc + sizes.collect_cycles
     size = sizes.word_elems + sizes.word_blocks
     n_codes = min(len(word.data), sizes.word_elems)
@@ -44,9 +44,9 @@ def model_late(
     offset = np.arange(len(word.data))
     index = np.where(offset < n_codes, offset, sizes.word_elems + offset - n_codes)
     in_word = np.where(offset < n_codes, offset // MX_BLOCK, offset - n_codes)
-    rows = _n_rows(description, word.memory)
-    row, inside = divmod(word.address, sizes.row_words)
-    head = row // rows % sizes.n_kv_heads
+    # words come token by token, or group by group, and of each head by head
+    number, place = divmod(word.beat, sizes.n_kv_heads * sizes.row_words)
+    head, inside = divmod(place, sizes.row_words)
     block = head * sizes.head_blocks + inside * sizes.word_blocks + in_word
     # keys come last: blocks of the heads, and of each the groups of the window
     n_groups = kv.residual // MX_BLOCK
@@ -59,23 +59,14 @@ def model_late(
         begins = keys - (2 * sizes.n_kv_blocks + arrives + 1 + ENCODER_CYCLES + bc)
         cycles = begins + 2 * block + 1 + arrives + 1 + ENCODER_CYCLES + bc
     elif word.memory == "KG":
-        group = row % rows - (n_tokens - kv.plain_sinks - kv.residual) // MX_BLOCK
-        begins = keys + (block * n_groups + group) * item
+        begins = keys + (block * n_groups + number) * item
         channel = offset % MX_BLOCK
         cycles = begins + 2 * MX_BLOCK + arrives + channel + 1 + ENCODER_CYCLES
     else:
-        token = (row % rows) * tiles + word.tile - (n_tokens - kv.plain_sinks - kv.residual)
-        group, number = divmod(token, MX_BLOCK)
+        group, token = divmod(number, MX_BLOCK)
         begins = keys + (block * n_groups + group) * item
-        cycles = begins + 3 * MX_BLOCK + arrives + 1 + ENCODER_CYCLES + number + bc
+        cycles = begins + 3 * MX_BLOCK + arrives + 1 + ENCODER_CYCLES + token + bc
     return [(word.memory, word.address * size + index, word.data, cycles)]
-
-
-def _n_rows(description: Description, memory: str) -> int:
-    """Return the rows of a head in a memory of codes, or the groups of keys."""
-    kv, tiles = description.target.kv, description.target.array.n_tiles
-    rows = max(1, -(-description.context // tiles) - kv.plain_sinks // tiles)
-    return -(-rows * tiles // MX_BLOCK) if memory == "KG" else rows
 
 
 def rtl_late(one: Writes, found: Any, sizes: AttentionSizes) -> list[tuple[Any, ...]]:

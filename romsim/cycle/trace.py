@@ -285,7 +285,7 @@ class Tracer:
                         spec,
                         self._target,
                         layer=instruction.layer,
-                        context=self._context,
+                        n_rows=self._n_rows(datapath),
                     ):
                         yield "H", memory, tile, address, 0, data
                 elif self._target.kv.retention == "h2o":

@@ -32,16 +32,23 @@ def window_row(target: Target, side: int, position: int) -> tuple[int, int]:
 
 
 def late_words(
-    store: KvStore, spec: ModelSpec, target: Target, *, layer: int, context: int
+    store: KvStore, spec: ModelSpec, target: Target, *, layer: int, n_rows: int
 ) -> Iterator[_Late]:
     """Return what the last token's attention was followed by: ``VC``, ``KC`` and ``KG``.
 
     Codes of values with zero and scale of a block, codes of keys, and zeros and scales of the
-    keys' channels, which all tiles share.
+    keys' channels, which all tiles share. In pages codes of a token are in its row; else sinks, which
+    have none, are left out.
+
+    Parameters
+    ----------
+    n_rows
+        Rows of a KV head in all tiles.
     """
     kv, tiles, elems = target.kv, target.array.n_tiles, target.attention.word_elems
     n_words = -(-spec.head_dim // elems)
-    code_rows = max(1, -(-context // tiles) - kv.plain_sinks // tiles)
+    first = 0 if kv.layout == "paged" else kv.plain_sinks
+    code_rows = max(1, -(-n_rows // tiles) - first // tiles)
     n_groups = -(-code_rows // max(1, kv.group // tiles))
 
     def address(head: int, row: int, word: int, n_rows: int) -> int:
@@ -50,7 +57,7 @@ def late_words(
     places = [(head, word) for head in range(spec.n_kv_heads) for word in range(n_words)]
     for side, tokens, codes, affine in store.late:
         for number, token in enumerate(tokens):
-            row = (token - kv.plain_sinks) // tiles
+            row = (int(store.rows[token]) - first) // tiles
             for head, word in places:
                 inside = slice(word * elems, (word + 1) * elems)
                 data = codes[head, number, inside]
@@ -60,8 +67,8 @@ def late_words(
                 memory = "VC" if side else "KC"
                 yield memory, token % tiles, address(head, row, word, code_rows), data
         if side == 0:
-            first = (tokens.start - kv.plain_sinks) // kv.group
             for number in range(affine.shape[1]):
+                group = (int(store.rows[tokens[number * kv.group]]) - first) // kv.group
                 for head, word in places:
                     data = affine[head, number, word * elems : (word + 1) * elems]
-                    yield "KG", -1, address(head, first + number, word, n_groups), data
+                    yield "KG", -1, address(head, group, word, n_groups), data

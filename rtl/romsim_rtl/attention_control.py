@@ -233,6 +233,7 @@ class AttentionControl(wiring.Component):
                 pages.next_slot.eq(next_tok & ~last_tok),
                 pages.rewinds.eq(next_tok & last_tok),
             ]
+        if self._pages is not None and sizes.kivi is None:
             banks = command.bank if sizes.colours > 1 else [command.bank]
             m.d.comb += [
                 bank.eq(row + words_in + word)

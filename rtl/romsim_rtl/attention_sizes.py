@@ -255,6 +255,11 @@ class AttentionSizes:
         return -(-self.context // self.n_tiles)
 
     @property
+    def looks_up_rows(self) -> bool:
+        """Whether a token's words go to the row that a block table gives; KIVI's go to a window."""
+        return self.block > 0 and self.kivi is None
+
+    @property
     def wants_slots(self) -> bool:
         """Whether a token's slot or row is not its position's."""
         return self.is_ring or self.block > 0

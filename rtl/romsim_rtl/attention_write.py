@@ -122,7 +122,7 @@ class BroadcastWriter(wiring.Component):
     def __init__(self, *, sizes: AttentionSizes, block_bits: int) -> None:
         self.sizes = sizes
         members = broadcast_members(sizes, block_bits=block_bits)
-        if sizes.block:
+        if sizes.looks_up_rows:
             members["rows"] = In(address_bits(sizes.tile_tokens)).array(sizes.n_inflight)
         if sizes.is_ranked:
             members["free"] = In(address_bits(sizes.context) * sizes.n_kv_heads)
@@ -183,7 +183,7 @@ class BroadcastWriter(wiring.Component):
         """Addresses of the token's first words in its layer, of keys and values."""
         sizes = self.sizes
         row: Any = self.bc_pos >> log2(sizes.n_tiles)
-        if sizes.block:
+        if sizes.looks_up_rows:
             row = self.rows[0]
             for token in range(1, sizes.n_inflight):
                 row = Mux(self.bc_token == token, self.rows[token], row)

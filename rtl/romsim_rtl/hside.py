@@ -178,8 +178,7 @@ class HSide(wiring.Component):
             lambda: HTile(sizes=sizes, lora=self.lora),
             sizes.n_tiles,
         )
-        if sizes.block:
-            self._pages(m, control, writer)
+        pages = self._pages(m, control, writer) if sizes.block else None
         command = delay_command(m, control.command, sizes.broadcast_cycles)
         for index, tile in enumerate(tiles):
             if sizes.n_tiles > 1:
@@ -193,7 +192,7 @@ class HSide(wiring.Component):
             self._copies(m, tiles)
         attends: Any = control.busy
         if sizes.kivi is not None:
-            attends = attends | build_late(m, sizes, control, tiles, held)
+            attends = attends | build_late(m, sizes, control, tiles, held, pages)
         maximum = self._maximum(m, control, tiles)
         tree = self._merge(m, control, tiles, maximum)
         mass = None
@@ -216,7 +215,7 @@ class HSide(wiring.Component):
         m.d.sync += self.sat_count.eq(add_tree(clips)[:32])
         return m
 
-    def _pages(self, m: Module, control: Any, writer: Any) -> None:
+    def _pages(self, m: Module, control: Any, writer: Any) -> PageTable:
         """Add the block table."""
         m.submodules.pages = pages = PageTable(sizes=self.sizes)
         m.d.comb += [
@@ -229,10 +228,11 @@ class HSide(wiring.Component):
             pages.r_page.eq(control.r_page),
             control.r_row.eq(pages.r_row),
         ]
-        for token in range(self.sizes.n_inflight):
+        for token in range(self.sizes.n_inflight if self.sizes.looks_up_rows else 0):
             m.d.comb += writer.rows[token].eq(pages.rows[token])
         if self.sizes.n_sequences > 1:
             m.d.comb += pages.sequence.eq(self.sequence)
+        return pages
 
     def _mass(
         self,

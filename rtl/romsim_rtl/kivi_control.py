@@ -112,10 +112,17 @@ def build_kivi_addresses(
     head = Signal(address_bits(sizes.n_layers * sizes.n_kv_heads), name="kv_head")
     places = kivi.places
     wt = sizes.row_words
+    words: Any = behind * wt  # from a head's first codes to the row's
+    group: Any = behind >> log2(kivi.group_rows)
+    group_words = group * wt
+    if control._pages is not None:
+        words = control._pages.words[0]
+        in_group = row[: log2(kivi.group_rows)] * wt
+        group_words = (words - in_group)[: len(words)] >> log2(kivi.group_rows)
     m.d.comb += [
         head.eq(control.layer * sizes.n_kv_heads + kv),
         command.coded.eq(coded),
-        command.bank.eq((head * kivi.code_rows + behind) * wt + word),
+        command.bank.eq(head * (kivi.code_rows * wt) + words + word),
         command.window.eq(
             Mux(
                 is_pv,
@@ -123,9 +130,7 @@ def build_kivi_addresses(
                 (head * places["k"] + here["k"]) * wt + word,
             )
         ),
-        control.group_addr.eq(
-            (head * kivi.n_groups + (behind >> log2(kivi.group_rows))) * wt + word
-        ),
+        control.group_addr.eq(head * (kivi.n_groups * wt) + group_words + word),
     ]
     return coded != tiles
 

@@ -22,6 +22,7 @@ from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.half_words import to_integer
 from romsim_rtl.htile_words import SEEN_BITS
 from romsim_rtl.kivi_control import group_bits, kivi_of, place_tables, window_bits
+from romsim_rtl.kv_pages import divided
 from romsim_rtl.memory import address_bits
 from romsim_rtl.primitives import lane_signals
 
@@ -96,12 +97,19 @@ class KiviLate(wiring.Component):
         Of the tile that reads, ``READ_CYCLES`` and all wires' cycles after its command.
     g_en, g_addr, g_channel, g_data
         Zero and scale of a channel of keys are written.
+    r_en, r_page, r_row
+        Read port of the block table, if there is one; a page's first row, one cycle later.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
         self.sizes = sizes
+        table: dict[str, Any] = {}
+        if sizes.block:
+            page, row = address_bits(sizes.sequence_pages), address_bits(sizes.tile_tokens)
+            table = {"r_en": Out(1), "r_page": Out(page), "r_row": In(row)}
         super().__init__(
-            {
+            table
+            | {
                 "start": In(1),
                 "pos": In(address_bits(sizes.context)),
                 "layer": In(address_bits(sizes.n_layers)),
@@ -276,14 +284,20 @@ class KiviLate(wiring.Component):
             last = self._written == sizes.n_kv_blocks - 1
             m.d.sync += self._written.eq(Mux(last, 0, self._written + 1))
 
-        # a group's first row, sinks left out
-        first_row = Signal(len(self.pos), name="first_row")
-        m.d.comb += first_row.eq(self._window - kivi.sink_rows + self._group * kivi.group_rows)
+        # first row of codes of a group, or row of the value that leaves
+        bits = address_bits(kivi.code_rows)
+        first_row, row_v = Signal(bits, name="first_row"), Signal(bits, name="left_row")
+        first = self._window + self._group * kivi.group_rows
+        if sizes.block:
+            m.d.comb += [first_row.eq(self._in_page(m, first)), row_v.eq(first_row)]
+        else:
+            m.d.comb += first_row.eq(first - kivi.first_code_row)
+            m.d.comb += row_v.eq(self._row_v - kivi.first_code_row)
         row_k = first_row + (self._count >> log2(tiles))
         block = Signal(len(self._block), name="written_block")
         m.d.comb += block.eq(Mux(writes_k, self._block, self._written))
         base, inside = self._at(block, kivi.code_rows)
-        row = Mux(writes_k, row_k, self._row_v - kivi.sink_rows)[: address_bits(sizes.bank_words)]
+        row = Mux(writes_k, row_k, row_v)[: address_bits(sizes.bank_words)]
         banks: Any = Const(1, 1)
         if sizes.n_banks > 1:
             group = block + sizes.n_q_blocks + Mux(writes_k, 0, sizes.n_kv_blocks)
@@ -309,3 +323,19 @@ class KiviLate(wiring.Component):
             self.g_channel.eq(g_inside * MX_BLOCK + channel),
             self.g_data.eq(Cat(k.zero, k.scale)),
         ]
+
+    def _in_page(self, m: Module, first: Any) -> Any:
+        """Look up a value's row when its block is read, a group's with its first key."""
+        sizes = self.sizes
+        row = Signal(len(self.pos), name="asked_row")
+        page = Signal(len(self.r_page), name="asked_page")
+        inside = Signal(address_bits(sizes.page_rows), name="row_in_page", reset_less=True)
+        m.d.comb += [
+            row.eq(Mux(self.start, self._row_v, first)),
+            page.eq(divided(m, row, sizes.page_rows)),
+            self.r_page.eq(page),
+            self.r_en.eq(self.start | ((self._state == _State.READ_K) & (self._count == 0))),
+        ]
+        with m.If(self.r_en):
+            m.d.sync += inside.eq(row - page * sizes.page_rows)
+        return self.r_row + inside

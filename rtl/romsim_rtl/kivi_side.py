@@ -15,7 +15,12 @@ __all__ = ["build_late"]
 
 
 def build_late(
-    m: Module, sizes: AttentionSizes, control: Any, tiles: list[Any], held: dict[str, Any]
+    m: Module,
+    sizes: AttentionSizes,
+    control: Any,
+    tiles: list[Any],
+    held: dict[str, Any],
+    pages: Any = None,
 ) -> Any:
     """Add what KIVI encodes after attention, and the zeros and scales of its keys.
 
@@ -25,6 +30,8 @@ def build_late(
         The `AttentionControl`, and the tiles' faces.
     held
         ``pos`` and ``layer`` of the instruction.
+    pages
+        The `PageTable`, if there is one: attention does not read it when codes are made.
 
     Returns
     -------
@@ -33,6 +40,10 @@ def build_late(
     """
     m.submodules.late = late = KiviLate(sizes=sizes)
     m.d.comb += [late.start.eq(control.ends)]
+    if pages is not None:
+        with m.If(late.r_en):
+            m.d.comb += [pages.r_en.eq(1), pages.r_page.eq(late.r_page)]
+        m.d.comb += late.r_row.eq(pages.r_row)
     m.d.comb += [getattr(late, name).eq(held[name]) for name in ("pos", "layer")]
     m.submodules.k_affine = affine = Sram(
         depth=1 << len(late.g_addr), n_lanes=sizes.word_elems, lane_bits=32

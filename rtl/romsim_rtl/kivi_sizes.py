@@ -25,11 +25,14 @@ class KiviSizes:
         Of the chip.
     plain_sinks, residual, key_bits, value_bits
         As in `KvConfig`.
+    pool_rows
+        Rows of codes of all pages in a tile, sinks' among them; 0 where a row is its number.
 
     Raises
     ------
     SpecError
-        If a row would hold words and codes of keys, or keys of two groups.
+        If a row would hold words and codes of keys, or keys of two groups, or a group would be in
+        two pages.
     """
 
     n_tiles: int
@@ -39,6 +42,7 @@ class KiviSizes:
     residual: int
     key_bits: int
     value_bits: int
+    pool_rows: int = 0
 
     def __post_init__(self) -> None:
         if MX_BLOCK % self.n_tiles:
@@ -51,10 +55,16 @@ class KiviSizes:
                 f"kv.plain_sinks of an RTL target must be a multiple of its {self.n_tiles} tiles, "
                 f"not {self.plain_sinks}: all tiles read words or codes of keys"
             )
+        if self.pool_rows and self.plain_sinks % MX_BLOCK:
+            raise SpecError(
+                f"kv.plain_sinks of an RTL target must be a multiple of {MX_BLOCK} with layout "
+                f"paged, not {self.plain_sinks}: a group of keys would lie in two pages"
+            )
 
     @classmethod
     def of(cls, kv: KvConfig, *, n_tiles: int, context: int, n_inflight: int) -> KiviSizes:
         """Take the sizes from a configuration."""
+        n_pages = -(-context // kv.block) if kv.block else 0
         return cls(
             n_tiles=n_tiles,
             context=context,
@@ -63,6 +73,7 @@ class KiviSizes:
             residual=kv.residual,
             key_bits=kv.key_bits,
             value_bits=kv.value_bits,
+            pool_rows=n_pages * (kv.block // n_tiles),
         )
 
     @property
@@ -94,7 +105,12 @@ class KiviSizes:
     @property
     def code_rows(self) -> int:
         """Rows of a head in the banks of codes."""
-        return max(1, self.n_rows - self.sink_rows)
+        return self.pool_rows or max(1, self.n_rows - self.sink_rows)
+
+    @property
+    def first_code_row(self) -> int:
+        """Row of tokens whose codes are in row 0, where rows are in order."""
+        return 0 if self.pool_rows else self.sink_rows
 
     @property
     def n_groups(self) -> int:

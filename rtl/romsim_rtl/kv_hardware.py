@@ -36,11 +36,6 @@ def check_kv_hardware(kv: KvConfig, *, n_lanes: int) -> None:
                 f"kv.{axis} of an RTL target must be one of {', '.join(built)}, not {found!r}, for "
                 f"which there is no hardware yet; compile with --kv {axis}={built[0]}"
             )
-    if kv.codec == "kivi" and kv.layout != "contiguous":
-        raise SpecError(
-            f"kv.layout of an RTL target must be contiguous with codec kivi, not {kv.layout!r}: "
-            f"its windows and codes have rows of their own; compile with --kv layout=contiguous"
-        )
     if kv.retention == "h2o" and kv.layout != "slotmap":
         raise SpecError(
             f"kv.layout of an RTL target must be slotmap with retention h2o, not {kv.layout!r}: "
