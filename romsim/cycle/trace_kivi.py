@@ -37,8 +37,8 @@ def late_words(
     """Return what the last token's attention was followed by: ``VC``, ``KC`` and ``KG``.
 
     Codes of values with zero and scale of a block, codes of keys, and zeros and scales of the
-    keys' channels, which all tiles share. In pages codes of a token are in its row; else sinks, which
-    have none, are left out.
+    keys' channels, which all tiles share. In pages a token's codes are in its row; else rows of
+    sinks, which have none, are left out.
 
     Parameters
     ----------

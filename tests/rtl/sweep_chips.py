@@ -88,7 +88,11 @@ _KV_SLOTS = {
     "forks": "{},layout=paged,block=4",
     "heavy": "h2o,heavy=4,window=3,codec={}",
 }
-_KIVI_SLOTS = {"all": "{},residual=32", "sinks": "{},residual=32,plain_sinks=8"}
+_KIVI_SLOTS = {
+    "all": "{},residual=32",
+    "sinks": "{},residual=32,plain_sinks=8",
+    "pages": "{},residual=32,layout=paged,block=32",
+}
 N_SEQUENCES = 3  # of chips whose sequences fork
 
 MODEL_AXES: dict[str, tuple[Any, ...]] = {

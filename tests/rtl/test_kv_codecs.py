@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +116,22 @@ def test_a_kivi_chip_of_odd_rows_is_refused() -> None:
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         sizes(64, 0)
     sentence = (
-        "kv.layout of an RTL target must be contiguous with codec kivi, not 'paged': its windows "
-        "and codes have rows of their own; compile with --kv layout=contiguous"
+        "kv.plain_sinks of an RTL target must be a multiple of 32 with layout paged, not 8: a "
+        "group of keys would lie in two pages"
     )
+    paged = parse_kv("kivi-4bit,residual=64,plain_sinks=8,layout=paged,block=32")
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
-        check_kv_hardware(parse_kv("kivi-4bit,layout=paged,block=32"), n_lanes=32)
+        KiviSizes.of(paged, n_tiles=4, context=100, n_inflight=2)
+    # four pages of eight rows in a tile, sinks' among them
+    kivi = KiviSizes.of(replace(paged, plain_sinks=32), n_tiles=4, context=100, n_inflight=2)
+    assert (kivi.code_rows, kivi.n_groups, kivi.first_code_row, kivi.sink_rows) == (32, 4, 0, 8)
     # four tiles, eight sinks: keys take 16 rows in turn and one ahead, values one more
     kivi = sizes(4, 8)
     assert kivi.places == {"k": 19, "v": 20}
     assert [kivi.place("k", row) for row in (0, 1, 2, 18, 19)] == [0, 1, 2, 18, 2]
     assert [kivi.place("v", row) for row in (0, 1, 2, 19, 20)] == [0, 1, 2, 19, 2]
     assert [kivi.coded_rows(row) for row in (0, 2, 17, 18, 33, 34)] == [2, 2, 2, 18, 18, 34]
-    assert (kivi.code_rows, kivi.n_groups) == (62, 8)
+    assert (kivi.code_rows, kivi.n_groups, kivi.first_code_row) == (62, 8, 2)
 
 
 def test_groups_that_the_encoders_do_not_take_are_refused() -> None:

@@ -190,6 +190,19 @@ def test_heavy_hitters_equal_the_cycle_model(
         ("int8,layout=paged,block=12", {"heads": "3/1"}),
         ("int8,layout=paged,block=32", {"attn_block": 16, "n_tiles": 8, "rank": 4}),
         ("int4,layout=paged,block=1", {"n_inflight": 2, "attn_block": 16}),
+        ("kivi-2bit,residual=32,plain_sinks=32,layout=paged,block=32", {"n_layers": 1}),
+        (
+            "kivi-k4v2,residual=64,layout=paged,block=64",
+            {
+                "n_tiles": 2,
+                "head_dim": 96,
+                "heads": "3/1",
+                "width": "32/64",
+                "word_elems": 64,
+                "n_inflight": 3,
+                "n_layers": 2,
+            },
+        ),
         ("int4-g64", {"head_dim": 64, "width": "32/64", "heads": "3/1", "n_inflight": 2}),
         (
             "h2o,heavy=6,window=6,codec=int2,group=128",
@@ -395,6 +408,16 @@ def test_what_has_no_hardware_is_refused_by_its_axis(
     tmp_path: Path, kv: str, sentence: str
 ) -> None:
     chip = make_chip(tmp_path, kv)
+    with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
+        Top(description=chip)
+
+
+def test_sequences_that_would_share_kivis_windows_are_refused(tmp_path: Path) -> None:
+    chip = with_sequences(make_chip(tmp_path, "kivi-4bit,layout=paged,block=32"), 2)
+    sentence = (
+        "schedule.n_slots of an RTL target must be 1 with KV codec kivi, not 2: its windows are of "
+        "one sequence; compile with --kv codec=int4"
+    )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         Top(description=chip)
 
