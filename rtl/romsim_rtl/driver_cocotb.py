@@ -218,8 +218,8 @@ def build_cocotb(description: Description, *, opt: str = "-O3") -> CocotbBuild:
     """
     if description.target.kv.layout == "paged":
         raise SpecError(
-            "KV layout of a chip in cocotb must be contiguous or ring, not 'paged', whose block "
-            "table this host does not write; use romsim_rtl.driver"
+            "KV layout of a chip in cocotb must be contiguous, ring or slotmap, not 'paged', whose "
+            "block table this host does not write; use romsim_rtl.driver"
         )
     sources, images = chip_sources(description)
     host = make_safe_folder() / f"host-{sources[0].parent.name}.sv"

@@ -381,8 +381,8 @@ def test_an_order_of_pages_that_does_not_fit_is_refused(paged: Description) -> N
 
 def test_cocotbs_host_refuses_a_block_table(paged: Description) -> None:
     sentence = (
-        "KV layout of a chip in cocotb must be contiguous or ring, not 'paged', whose block table "
-        "this host does not write; use romsim_rtl.driver"
+        "KV layout of a chip in cocotb must be contiguous, ring or slotmap, not 'paged', whose "
+        "block table this host does not write; use romsim_rtl.driver"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         build_cocotb(paged)
