@@ -16,6 +16,7 @@ __all__ = ["gate_stages"]
 _NAME = r"(?:\\\S+ |[A-Za-z_][A-Za-z0-9_$]*)"
 _ASSIGN = re.compile(rf"^  assign ({_NAME}) = (.*);$")
 _WIRE = re.compile(rf"^  wire (?:signed )?(?:\[(\d+):0\] )?({_NAME})\s*;$")
+_SPAN = re.compile(rf"^  wire (?:signed )?\[(\d+):(\d+)\] ({_NAME})\s*;$")
 _DECLARED = re.compile(
     rf"^  (?:input|output|wire|reg)(?: wire| reg)?(?: signed)? ?(?:\[(\d+):0\] )?({_NAME})\s*;$"
 )
@@ -116,19 +117,22 @@ def _narrow(match: re.Match[str], widths: dict[str, int]) -> str:
 def _join(lines: list[str], widths: dict[str, int]) -> list[str]:
     """Write a result of which only the upper or the lower half is read as that half alone."""
     counts: dict[str, int] = {}
+    spans = dict(widths)
     for line in lines:
         for name in _names(line):
             counts[name] = counts.get(name, 0) + 1
+        if match := _SPAN.match(line):
+            spans[match[3].strip()] = int(match[1]) - int(match[2]) + 1
     result = []
     for line in lines:
         if match := _HALVES.match(line):
             high, low = match["high"].strip(), match["low"].strip()
             # a declaration and this assignment
             if counts[low] == 2:
-                value = f"({match['value']}) >> {widths[low]}"
-                line = f"  assign {match['high']} = {widths[high]}'({value});"
+                value = f"({match['value']}) >> {spans[low]}"
+                line = f"  assign {match['high']} = {spans[high]}'({value});"
             elif counts[high] == 2:
-                line = f"  assign {match['low']} = {widths[low]}'({match['value']});"
+                line = f"  assign {match['low']} = {spans[low]}'({match['value']});"
         result.append(line)
     return result
 

@@ -103,3 +103,17 @@ def test_signals_that_nothing_drives_or_reads_are_dropped() -> None:
 def test_an_instances_output_that_nothing_reads_is_spoken_of() -> None:
     lines = ["  wire [3:0] _9_;", "  part part0 (", "    .x(_9_),", "    .y(a)", "  );"]
     assert "  wire unused_bits = &{1'b0, _9_};" in gate_stages(module(*PORTS, *lines))
+
+
+def test_the_upper_part_of_a_result_is_written_alone_whatever_its_bits_are_called() -> None:
+    """A wire of which yosys has dropped the lowest bit keeps the numbers of the others."""
+    for span in ("[7:1]", "[6:0]"):
+        text = module(
+            *PORTS,
+            f"  wire {span} _1_;",
+            "  wire _2_;",
+            "  assign { _1_, _2_ } = 8'h00 - a;",
+            "  always @(posedge clk)",
+            "    if (en) q <= { _1_, 1'h0 };",
+        )
+        assert "_1_ = 7'((8'h00 - a) >> 1);" in gate_stages(text)
