@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from romsim_compiler.formats import parse_format
+from romsim_compiler.lora_image import build_lora
 from romsim_compiler.quantize import quantize_tensor
+from romsim_compiler.target_file import load_target
 from romsim_models import registry
 from romsim_models.encoded import EncodedTensor
 from romsim_models.errors import FormatError
+from romsim_models.lora import read_adapter
 from romsim_models.registry import fetch, find, named_models, open_model
 
 STORIES = ("stories-ternary", "stories-int4", "stories-int2")
@@ -115,7 +118,7 @@ def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def scripts() -> Any:
     pytest.importorskip("torch")
-    names = ("generate_stories", "train_ternary")
+    names = ("generate_stories", "train_ternary", "train_adapter")
     return tuple(import_module(f"models.training.{name}") for name in names)
 
 
@@ -184,3 +187,42 @@ def test_training_learns(scripts: Any) -> None:
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.8 * first.item()
+
+
+@pytest.mark.parametrize("kind", ["ternary", "float"])
+def test_a_trained_adapter_is_one_that_the_adder_arrays_take(
+    kind: str, scripts: Any, tmp_path: Path
+) -> None:
+    import torch
+
+    training = scripts[2]
+    torch.manual_seed(0)
+    model, tokenizer = training.open_base()
+    tokens = torch.tensor(tokenizer.encode("To be, or not to be: that is the question.")[:17])
+    batch = tokens.repeat(2, 1)
+    before = training.base.loss_of(model, batch)
+    left = training.adapt(model, 3, training.base.ternary if kind == "ternary" else None)
+    assert len(left) == 2 * 7 * training.base.N_LAYERS
+    assert torch.equal(training.base.loss_of(model, batch), before)  # B begins as zeros
+    optimiser = torch.optim.AdamW(left, lr=1e-2)
+    for _ in range(4):
+        optimiser.zero_grad()
+        loss = training.base.loss_of(model, batch)
+        loss.backward()
+        optimiser.step()
+    assert loss.item() < 0.9 * before.item()
+    training.save_adapter(model, tmp_path / "a", 3)
+    spec = open_model("stories-ternary").spec
+    adapter = read_adapter(tmp_path / "a", spec)
+    for layer, block in enumerate(model.blk):
+        for part in ("attn_q", "ffn_down"):
+            a, b = (factor.numpy() for factor in getattr(block, part).factors())
+            target = adapter.targets[f"blk.{layer}.{part}.weight"]
+            assert (target.scaling, target.rank) == (1.0, 3)
+            np.testing.assert_array_equal(target.a, a)
+            np.testing.assert_array_equal(target.b, b)
+    chip = load_target("small-ternary").with_lora_path("adders")
+    image = build_lora("a", adapter, spec=spec, target=chip, is_forced=True)
+    assert (len(image.summary()["forced"]), image.error == 0) == ((0, True), (14, False))[
+        kind == "float"
+    ]
