@@ -54,11 +54,21 @@ _MEANING = {
     "count_issued": "instructions issued since reset",
 }
 
+_OF_ADDERS = {
+    "cmd_adapter": "first group of the adapter in the adapter table",
+    "cfg_kind": "0 nothing, 1 a chunk of the adapter table, 2 of a word of trits",
+    "cfg_tile": "tile of the word",
+    "cfg_addr": "run of a group, 8 to each; or a word, its cell above it",
+    "cfg_chunk": "chunk of the entry; or of 64 bits in the word",
+}
+"""Where adapters run in the adder arrays."""
+
 
 def port_table(top: Top) -> list[dict[str, Any]]:
     """Return the ports, one dict each: ``name``, ``direction``, ``bits``, ``meaning``."""
+    meaning = _MEANING if top.l_config.adders is None else _MEANING | _OF_ADDERS
     rows: list[dict[str, Any]] = [
-        {"name": name, "direction": "in", "bits": 1, "meaning": _MEANING[name]}
+        {"name": name, "direction": "in", "bits": 1, "meaning": meaning[name]}
         for name in ("clk", "rst")
     ]
     for path, member, value in top.signature.flatten(top):
@@ -68,7 +78,7 @@ def port_table(top: Top) -> list[dict[str, Any]]:
                 "name": name,
                 "direction": "in" if member.flow == wiring.In else "out",
                 "bits": len(value),
-                "meaning": _MEANING[name],
+                "meaning": meaning[name],
             }
         )
     return rows

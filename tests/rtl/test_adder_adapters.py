@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,8 @@ def test_lint_has_nothing_to_say(chip: Description, tmp_path: Path) -> None:
     emission = emit_rtl(chip, tmp_path / "rtl")
     report = lint([emission.folder / name for name in emission.verilog], TOP_MODULE)
     assert report.messages == ()
+    ports = {p["name"]: p for p in json.loads((tmp_path / "rtl/ports.json").read_text())["ports"]}
+    assert ports["cfg_kind"]["meaning"].endswith("2 of a word of trits")
 
 
 def test_table_entries_say_what_the_runs_are(chip: Description) -> None:
