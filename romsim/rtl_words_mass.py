@@ -31,18 +31,21 @@ def model_mass(word: SramWrite, sizes: AttentionSizes, n_tokens: int) -> list[tu
     """Return a word of the cycle model as elements, with their cycles."""
     n_slots = -(-min(n_tokens, sizes.context) // sizes.n_tiles)  # of a KV head in a tile
     steps = sizes.n_passes * n_slots
+    looks_up = sizes.block > 0  # a cycle for the freed slot's row
     if word.memory == "NEWEST":
         hop = sizes.broadcast_cycles + sizes.collect_cycles
-        cycles = word.idle - (LEAST_CYCLES + hop + sizes.n_heads + sizes.n_kv_heads * steps)
+        cycles = word.idle - (
+            LEAST_CYCLES + looks_up + hop + sizes.n_heads + sizes.n_kv_heads * steps
+        )
     elif word.memory == "FREE":
         head = word.address % sizes.n_kv_heads
         cycles = word.idle - 1 - (sizes.n_kv_heads - 1 - head) * steps
     else:
-        row = word.address % sizes.tile_tokens
-        head = word.address // sizes.tile_tokens % sizes.n_kv_heads
+        row = word.address % sizes.slot_rows
+        head = word.address // sizes.slot_rows % sizes.n_kv_heads
         step = head * steps + (row + 1) * sizes.n_passes
         behind = sizes.n_kv_heads * steps - step
-        cycles = word.idle - 1 - behind - (_FROM_COMMAND - 1) - sizes.collect_cycles
+        cycles = word.idle - 1 - behind - (_FROM_COMMAND - 1) - sizes.collect_cycles - looks_up
     index = word.address * len(word.data) + np.arange(len(word.data))
     return [(word.memory, index, word.data, cycles)]
 
@@ -61,5 +64,9 @@ def rtl_mass(one: Writes, found: Any, sizes: AttentionSizes) -> list[tuple[Any, 
     else:
         place = "FREE", _NO_TILE
         value = one.field(0, bits)
+        if sizes.block:
+            row = one.field(bits, one.memory.lane_bits - bits)
+            value = np.stack((value, row), axis=2).reshape(len(token), -1)
+            mask = np.repeat(mask, 2, axis=1)
     index = one.addresses[:, None] * value.shape[1] + np.arange(value.shape[1])
     return [(place, token, index, value, np.broadcast_to(mask, index.shape))]

@@ -134,6 +134,8 @@ def step_extra(n_tokens: int, *, spec: ModelSpec, target: Target) -> _Cycles:
         passes = spec.n_kv_heads * _ceil(spec.n_heads // spec.n_kv_heads, att.heads_parallel)
         local = _ceil(kv.held(n_tokens), tiles)
         port, latency = passes * local, spec.n_heads + hop + _UPDATE
+        if kv.retention == "h2o" and kv.layout == "paged":
+            latency += 1  # the row of the slot that is freed
         if n_tokens > kv.heavy + kv.window and kv.codec == "tiered":
             port += spec.n_kv_heads * 2 * 2 * words
             latency += _ENCODE

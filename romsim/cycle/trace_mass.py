@@ -24,7 +24,7 @@ def mass_words(
 
     ``MASS``: of each slot of a KV head, its mass and whether its token is one of the newest, which
     are not dropped. ``NEWEST``: of a position modulo the window, its token's slots in all KV heads.
-    ``FREE``: a KV head's slot that the next token takes.
+    ``FREE``: a KV head's slot that the next token takes, and in pages its row in the tile.
     """
     kv, tiles = target.kv, target.array.n_tiles
     n_held, n_rows = kv.held(position + 1), -(-len(store.rows) // tiles)
@@ -37,4 +37,7 @@ def mass_words(
     yield "NEWEST", -1, layer * kv.window + position % kv.window, store.last_slots.copy()
     if position >= kv.heavy + kv.window:
         for head, slot in enumerate(store.free_slots):
-            yield "FREE", -1, layer * spec.n_kv_heads + head, np.array((slot,), np.int64)
+            data = np.array(
+                (slot, store.rows[slot] // tiles)[: 1 + (kv.layout == "paged")], np.int64
+            )
+            yield "FREE", -1, layer * spec.n_kv_heads + head, data

@@ -33,8 +33,3 @@ def check_traced(kv: KvConfig) -> None:
                 f"Trace of SRAM writes must be with kv.{axis} one of {', '.join(traced)}, not "
                 f"{found!r}, whose words no RTL writes; compile with --kv {axis}={traced[0]}"
             )
-    if kv.retention == "h2o" and kv.layout != "slotmap":
-        raise SpecError(
-            f"Trace of SRAM writes must be with kv.layout slotmap under retention h2o, not "
-            f"{kv.layout!r}, whose words no RTL writes; compile with --kv layout=slotmap"
-        )

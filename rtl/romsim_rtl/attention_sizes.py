@@ -270,6 +270,11 @@ class AttentionSizes:
         return self.window > 0
 
     @property
+    def slot_rows(self) -> int:
+        """Slots of a KV head in a tile, wherever their rows are."""
+        return -(-self.context // self.n_tiles)
+
+    @property
     def n_blocks(self) -> int:
         """Attention blocks of all slots."""
         return -(-self.context // self.attn_block)

@@ -113,8 +113,8 @@ class BroadcastWriter(wiring.Component):
     rows : In, for each token in flight
         Its row in the tile, where a block table gives it.
     free : In
-        For each KV head the slot that the token takes once all were taken, the first lowest; where
-        heads have slots of their own.
+        For each KV head the slot that the token takes once all were taken, the first lowest, and
+        with a block table its row above it; where heads have slots of their own.
     write : Out(write_signature)
         The writes, one cycle later.
     """
@@ -125,7 +125,8 @@ class BroadcastWriter(wiring.Component):
         if sizes.looks_up_rows:
             members["rows"] = In(address_bits(sizes.tile_tokens)).array(sizes.n_inflight)
         if sizes.is_ranked:
-            members["free"] = In(address_bits(sizes.context) * sizes.n_kv_heads)
+            row = address_bits(sizes.tile_tokens) if sizes.block else 0
+            members["free"] = In((address_bits(sizes.context) + row) * sizes.n_kv_heads)
         super().__init__(members | {"write": Out(write_signature(sizes))})
 
     def _places(self) -> tuple[list[int], dict[str, slice]]:
@@ -198,13 +199,16 @@ class BroadcastWriter(wiring.Component):
         )
         return k, v
 
-    def _own_slot(self, m: Module, bank: int, kv: Any) -> Any:
-        """Slot of the token in one KV head."""
+    def _own_slot(self, m: Module, bank: int, kv: Any) -> tuple[Any, Any]:
+        """Slot of the token in one KV head, and its row."""
         sizes = self.sizes
         slot = Signal(address_bits(sizes.context), name=f"slot{bank}")
         takes_next = self.bc_pos <= sizes.heavy + sizes.window
-        m.d.comb += slot.eq(Mux(takes_next, self.bc_pos, self.free.word_select(kv, len(slot))))
-        return slot
+        freed = self.free.word_select(kv, len(self.free) // sizes.n_kv_heads)
+        m.d.comb += slot.eq(Mux(takes_next, self.bc_pos, freed[: len(slot)]))
+        if not sizes.block:
+            return slot, slot >> log2(sizes.n_tiles)
+        return slot, Mux(takes_next, self.rows[0], freed[len(slot) :])
 
     def elaborate(self, platform: Any) -> Module:
         """Build one table for each bank, and the registers."""
@@ -223,9 +227,8 @@ class BroadcastWriter(wiring.Component):
             # an aligned beat fills one word; else a bank takes its own lane group
             present = self.bc_mask.any() if sizes.n_banks == 1 else self.bc_mask[bank]
             if sizes.is_ranked:
-                slot = self._own_slot(m, bank, place["kv"])
-                k_base = self.bc_layer * sizes.layer_words
-                k_base += (slot >> log2(sizes.n_tiles)) * sizes.row_words
+                slot, row = self._own_slot(m, bank, place["kv"])
+                k_base = self.bc_layer * sizes.layer_words + row * sizes.row_words
                 if sizes.n_tiles > 1:
                     with m.If(valid):
                         m.d.sync += held(m, write.tile[bank]).eq(slot[: log2(sizes.n_tiles)])

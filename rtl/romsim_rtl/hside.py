@@ -198,6 +198,10 @@ class HSide(wiring.Component):
         mass = None
         if sizes.is_ranked:
             mass = self._mass(m, control, tiles, maximum, starts, fields)
+            if pages is not None:
+                with m.If(mass.r_en):
+                    m.d.comb += [pages.r_en.eq(1), pages.r_page.eq(mass.r_page)]
+                m.d.comb += mass.r_row.eq(pages.r_row)
             m.d.comb += writer.free.eq(mass.free)
             attends = attends | mass.busy
         build_outputs(m, self, tree, held["token"], mass)

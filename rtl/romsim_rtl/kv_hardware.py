@@ -36,12 +36,6 @@ def check_kv_hardware(kv: KvConfig, *, n_lanes: int) -> None:
                 f"kv.{axis} of an RTL target must be one of {', '.join(built)}, not {found!r}, for "
                 f"which there is no hardware yet; compile with --kv {axis}={built[0]}"
             )
-    if kv.retention == "h2o" and kv.layout != "slotmap":
-        raise SpecError(
-            f"kv.layout of an RTL target must be slotmap with retention h2o, not {kv.layout!r}: "
-            f"the slots of each KV head would be looked up in the block table; compile with --kv "
-            f"layout=slotmap"
-        )
     if kv.codec == "kivi" and kv.group != MX_BLOCK:
         raise SpecError(
             f"kv.group of an RTL target must be {MX_BLOCK} with codec kivi, the values that its "

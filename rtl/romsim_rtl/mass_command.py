@@ -19,12 +19,12 @@ SHARE_SHIFT = 49
 
 def mass_words(sizes: AttentionSizes) -> int:
     """Accumulators of a tile: one for each of its slots, KV head and layer."""
-    return sizes.n_layers * sizes.n_kv_heads * sizes.tile_tokens
+    return sizes.n_layers * sizes.n_kv_heads * sizes.slot_rows
 
 
 def row_bits(sizes: AttentionSizes) -> int:
     """Bits of a slot's row in its tile."""
-    return address_bits(sizes.tile_tokens)
+    return address_bits(sizes.slot_rows)
 
 
 def mass_signature(sizes: AttentionSizes) -> wiring.Signature:

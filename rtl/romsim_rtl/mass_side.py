@@ -31,7 +31,8 @@ _COMMAND_CYCLES = 2  # a slot's shifts: maxima are read, and subtracted
 _HEAD_CYCLES = RECIP_CYCLES + 1  # from the read of a head's sum to its reciprocal
 
 LEAST_CYCLES = _HEAD_CYCLES + _COMMAND_CYCLES + MASS_CYCLES + 1
-"""λ of the pass, heads, slots and wires apart: until the slot of least mass is written."""
+"""λ of the pass, heads, slots and wires apart: until the slot of least mass is written; one more
+with a block table, which gives its row."""
 
 
 class _State(IntEnum):
@@ -55,7 +56,8 @@ class MassSide(wiring.Component):
     looks, looked_layer : In
         Have the free slots of this layer in ``free`` from the next cycle on.
     free : Out
-        Slots that were freed after the token before, of all KV heads, the first lowest.
+        Slots that were freed after the token before, of all KV heads, the first lowest; above each,
+        with a block table, its row.
     begins, pos, layer : In
         In the first cycle of ``attn``: position and layer.
     ends : In(1)
@@ -70,17 +72,26 @@ class MassSide(wiring.Component):
         After the collecting registers.
     busy : Out(1)
         1 from the cycle after ``ends`` on, until all is written.
+    r_en, r_page, r_row
+        Read port of the block table, if there is one; a page's first row, one cycle later.
     """
 
     def __init__(self, *, sizes: AttentionSizes) -> None:
         self.sizes = sizes
         self._slot_bits = address_bits(sizes.context)
+        self._free_bits = self._slot_bits
+        table: dict[str, Any] = {}
+        if sizes.block:
+            page, row = address_bits(sizes.sequence_pages), address_bits(sizes.tile_tokens)
+            table = {"r_en": Out(1), "r_page": Out(page), "r_row": In(row)}
+            self._free_bits += row
         layer = address_bits(sizes.n_layers)
         super().__init__(
-            {
+            table
+            | {
                 "looks": In(1),
                 "looked_layer": In(layer),
-                "free": Out(self._slot_bits * sizes.n_kv_heads),
+                "free": Out(self._free_bits * sizes.n_kv_heads),
                 "begins": In(1),
                 "pos": In(16),
                 "layer": In(layer),
@@ -111,7 +122,7 @@ class MassSide(wiring.Component):
             m.d.sync += [position.eq(self.pos), layer.eq(self.layer)]
         m.d.comb += self.busy.eq(state != _State.IDLE)
         hop = sizes.broadcast_cycles + sizes.collect_cycles
-        drain = _COMMAND_CYCLES + MASS_CYCLES + 1 + hop
+        drain = _COMMAND_CYCLES + MASS_CYCLES + 1 + hop + (sizes.block > 0)
         wait = Signal(range(max(drain, _HEAD_CYCLES)))
         for waiting, following, cycles in (
             (_State.RECIPROCALS, _State.SWEEP, _HEAD_CYCLES),
@@ -131,7 +142,7 @@ class MassSide(wiring.Component):
         """Slots of the newest token and of the one that leaves the newest, of all KV heads."""
         sizes, bits = self.sizes, self._slot_bits
         m.submodules.free_slots = self._free = free = Sram(
-            depth=sizes.n_layers, n_lanes=sizes.n_kv_heads, lane_bits=bits
+            depth=sizes.n_layers, n_lanes=sizes.n_kv_heads, lane_bits=self._free_bits
         )
         m.d.comb += [
             free.r_en.eq(self.looks),
@@ -149,7 +160,10 @@ class MassSide(wiring.Component):
             Mux(
                 position <= sizes.heavy + sizes.window,
                 Cat(*[position[:bits]] * sizes.n_kv_heads),
-                free.r_data,
+                Cat(
+                    free.r_data.word_select(kv, self._free_bits)[:bits]
+                    for kv in range(sizes.n_kv_heads)
+                ),
             ),
             "new_slots",
         )
@@ -224,7 +238,7 @@ class MassSide(wiring.Component):
         sizes = self.sizes
         heads, maxima = self._memories
         tiles, tok_bits = log2(sizes.n_tiles), log2(sizes.block_slots)
-        row = Signal(address_bits(sizes.tile_tokens))
+        row = Signal(address_bits(sizes.slot_rows))
         in_pass = Signal(address_bits(sizes.n_passes))
         entry, kv = Signal(address_bits(sizes.n_entries)), Signal(address_bits(sizes.n_kv_heads))
         base = Signal(address_bits(mass_words(sizes)), name="head_base", reset_less=True)
@@ -239,7 +253,7 @@ class MassSide(wiring.Component):
         ]
         with m.If(self.ends):
             m.d.sync += [row.eq(0), in_pass.eq(0), entry.eq(0), kv.eq(0)]
-            m.d.sync += base.eq(layer * (sizes.n_kv_heads * sizes.tile_tokens))
+            m.d.sync += base.eq(layer * (sizes.n_kv_heads * sizes.slot_rows))
         with m.If(sweeps):
             first_entry = entry - (sizes.n_passes - 1)
             m.d.sync += in_pass.eq(Mux(last_pass, 0, in_pass + 1))
@@ -247,7 +261,7 @@ class MassSide(wiring.Component):
             with m.If(last_pass):
                 m.d.sync += row.eq(Mux(last_row, 0, row + 1))
             with m.If(ends_head):
-                m.d.sync += [kv.eq(kv + 1), base.eq(base + sizes.tile_tokens)]
+                m.d.sync += [kv.eq(kv + 1), base.eq(base + sizes.slot_rows)]
                 with m.If(kv == sizes.n_kv_heads - 1):
                     m.d.sync += state.eq(_State.DRAIN)
         block = row >> tok_bits
@@ -327,13 +341,29 @@ class MassSide(wiring.Component):
         with m.If(arrived):
             m.d.sync += slot.eq(found[0]["slot"])
         valid, where = delay(m, arrived, where, 1, "freed")
+        word: Any = slot
+        if sizes.block:
+            valid, where, word = self._row_of(m, valid, where, slot)
         free = self._free
         m.d.comb += [
             free.w_en.eq(valid & (position >= sizes.heavy + sizes.window)),
             free.w_addr.eq(layer),
             free.w_mask.eq(Const(1, sizes.n_kv_heads) << where["kv"]),
-            free.w_data.eq(slot.replicate(sizes.n_kv_heads)),
+            free.w_data.eq(word.replicate(sizes.n_kv_heads)),
         ]
+
+    def _row_of(
+        self, m: Module, valid: Any, where: dict[str, Any], slot: Any
+    ) -> tuple[Any, dict[str, Any], Any]:
+        """Look up a slot's row, in one cycle; return the slot with its row above it."""
+        sizes = self.sizes
+        page = wire(m, divided(m, slot, sizes.block), "freed_page")
+        inside = wire(m, (slot - page * sizes.block)[: len(slot)] >> log2(sizes.n_tiles), "inside")
+        m.d.comb += [self.r_en.eq(valid), self.r_page.eq(page)]
+        valid, after = delay(m, valid, where | {"slot": slot, "inside": inside}, 1, "looked_up")
+        row = Signal(len(self.r_row), name="freed_row")
+        m.d.comb += row.eq(self.r_row + after["inside"])
+        return valid, after, Cat(after["slot"], row)
 
 
 def _lesser(m: Module, a: dict[str, Any], b: dict[str, Any], name: str) -> dict[str, Any]:

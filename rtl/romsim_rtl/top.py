@@ -316,6 +316,12 @@ def _check(description: Description) -> None:
             f"schedule.n_slots of an RTL target must be 1 with KV layout {target.kv.layout!r}, not "
             f"{target.schedule.n_slots!r}; compile with --kv layout=paged"
         )
+    if target.schedule.n_slots != 1 and target.kv.retention == "h2o":
+        raise SpecError(
+            f"schedule.n_slots of an RTL target must be 1 with KV retention h2o, not "
+            f"{target.schedule.n_slots!r}: its masses are of one sequence; compile with --kv "
+            f"retention=all"
+        )
     if target.schedule.n_slots != 1 and target.kv.codec == "kivi":
         raise SpecError(
             f"schedule.n_slots of an RTL target must be 1 with KV codec kivi, not "

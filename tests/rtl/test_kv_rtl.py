@@ -133,6 +133,11 @@ H2O: list[tuple[str, dict[str, Any]]] = [
         {"n_tiles": 1, "heads": "2/2", "width": "32/64", "word_elems": 64, "head_dim": 64,
          "rank": 4},
     ),
+    ("h2o,heavy=5,window=4,codec=int8,layout=paged,block=2", {}),
+    (
+        "h2o,heavy=9,window=8,codec=fp16,layout=paged,block=6",
+        {"n_tiles": 2, "heads": "3/1", "heads_parallel": 2, "width": "32/64", "n_layers": 1},
+    ),
     ("h2o,heavy=1,window=12,codec=int2", {"n_tiles": 8, "heads": "4/4", "width": "32/128"}),
     (
         "h2o,heavy=20,window=1,codec=int8",
@@ -157,10 +162,11 @@ def test_heavy_hitters_equal_the_cycle_model(
 ) -> None:
     """Masses, slots, cycles and logits, for four times the budget; sequences anew and going on."""
     chip = make_chip(tmp_path, kv, **sizes)
-    budget = chip.target.kv.budget
+    budget, block = chip.target.kv.budget, chip.target.kv.block
     assert budget is not None
+    order = shuffled(-(-(budget + 1) // block)) if block else None
     adapter = "a" if sizes.get("rank") else None
-    report = run(chip, (3, 4 * budget), (budget + 2, 3), (1, 1), adapter=adapter)
+    report = run(chip, (3, 4 * budget), (budget + 2, 3), (1, 1), adapter=adapter, page_order=order)
     assert report.first is None, report.first.sentence()
     assert min(report.by_memory[memory] for memory in ("K", "MASS", "NEWEST", "FREE")) > 0
 
@@ -396,12 +402,6 @@ def test_cocotbs_host_refuses_a_block_table(paged: Description) -> None:
             "kv.codec of an RTL target must be one of int8, int4, int2, fp16, kivi, not 'tiered', "
             "for which there is no hardware yet; compile with --kv codec=int8",
         ),
-        (
-            "h2o,heavy=4,window=4,codec=int8,layout=paged,block=4",
-            "kv.layout of an RTL target must be slotmap with retention h2o, not 'paged': the slots "
-            "of each KV head would be looked up in the block table; compile with --kv "
-            "layout=slotmap",
-        ),
     ],
 )
 def test_what_has_no_hardware_is_refused_by_its_axis(
@@ -412,12 +412,25 @@ def test_what_has_no_hardware_is_refused_by_its_axis(
         Top(description=chip)
 
 
-def test_sequences_that_would_share_kivis_windows_are_refused(tmp_path: Path) -> None:
-    chip = with_sequences(make_chip(tmp_path, "kivi-4bit,layout=paged,block=32"), 2)
-    sentence = (
-        "schedule.n_slots of an RTL target must be 1 with KV codec kivi, not 2: its windows are of "
-        "one sequence; compile with --kv codec=int4"
-    )
+@pytest.mark.parametrize(
+    ("kv", "sentence"),
+    [
+        (
+            "kivi-4bit,layout=paged,block=32",
+            "schedule.n_slots of an RTL target must be 1 with KV codec kivi, not 2: its windows "
+            "are of one sequence; compile with --kv codec=int4",
+        ),
+        (
+            "h2o,heavy=4,window=4,layout=paged,block=4",
+            "schedule.n_slots of an RTL target must be 1 with KV retention h2o, not 2: its masses "
+            "are of one sequence; compile with --kv retention=all",
+        ),
+    ],
+)
+def test_sequences_that_would_share_what_is_of_one_are_refused(
+    tmp_path: Path, kv: str, sentence: str
+) -> None:
+    chip = with_sequences(make_chip(tmp_path, kv), 2)
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         Top(description=chip)
 

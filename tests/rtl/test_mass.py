@@ -168,6 +168,7 @@ SHAPES = {
         broadcast_cycles=0, collect_cycles=0,
     ),
     "as many newest as may be": replace(SIZES, n_tiles=2, heavy=0, window=10, broadcast_cycles=3),
+    "pages": replace(SIZES, block=2, n_heads=2, n_layers=2),
     "a tile a slot": replace(SIZES, n_tiles=8, n_heads=2, heavy=9, window=1, heads_parallel=1),
 }  # fmt: skip
 
@@ -190,6 +191,7 @@ def test_each_kv_head_frees_the_slot_of_least_mass(name: str) -> None:
     slot_bits, lanes = address_bits(sizes.context), sizes.heads_parallel
     word_bits = address_bits(sizes.n_entries * sizes.block_slots)
     freed: list[list[int]] = []
+    rows = [rng.randrange(sizes.tile_tokens) for _ in range(sizes.context)]  # of pages
 
     async def attend(ctx: Any, layer: int, token: int, slots: Slots) -> None:
         """One ``attn``: maxima of blocks, then sums, then the pass over the slots."""
@@ -241,15 +243,20 @@ def test_each_kv_head_frees_the_slot_of_least_mass(name: str) -> None:
                         value |= numerator << P_BITS * lane
                     answers[index] = value
             read = ctx.get(side.head) if ctx.get(side.head_en) else None
+            page = ctx.get(side.r_page) if sizes.block and ctx.get(side.r_en) else None
             await ctx.tick()
             n_cycles += 1
+            if sizes.block:
+                wrong = rng.randrange(sizes.tile_tokens)
+                ctx.set(side.r_row, wrong if page is None else rows[page])
             for index, value in answers.items():
                 ctx.set(tiles[index].p, value)
             ctx.set(side.l, rng.getrandbits(32) if read is None else sums[read])
             ctx.set(side.m, rng.getrandbits(16) if read is None else max(tops[read]))
         hop = sizes.broadcast_cycles + sizes.collect_cycles
         n_rows = -(-n_held // sizes.n_tiles)
-        assert n_cycles == sizes.n_entries * n_rows + sizes.n_heads + hop + LEAST_CYCLES
+        last = LEAST_CYCLES + (sizes.block > 0)
+        assert n_cycles == sizes.n_entries * n_rows + sizes.n_heads + hop + last
         shares = []
         for head, row in enumerate(tops):
             y, length = golden.recip(sums[head])
@@ -263,8 +270,12 @@ def test_each_kv_head_frees_the_slot_of_least_mass(name: str) -> None:
         await ctx.tick()
         ctx.set(side.looks, 0)
         found = ctx.get(side.free)
+        width = len(side.free) // sizes.n_kv_heads
         for kv, slot in enumerate(slots.free):
-            assert found >> slot_bits * kv & (1 << slot_bits) - 1 == slot
+            word = found >> width * kv & (1 << width) - 1
+            assert word & (1 << slot_bits) - 1 == slot
+            if sizes.block:  # pages of one row in a tile
+                assert word >> slot_bits == rows[slot // sizes.block]
         freed.append(slots.free)
 
     async def bench(ctx: Any) -> None:
