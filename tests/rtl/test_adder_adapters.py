@@ -25,16 +25,18 @@ PROMPTS = [
     RtlPrompt(tokens=(3, 200, 77), n_new=1, adapter="all"),
     RtlPrompt(tokens=(9,), n_new=1, adapter="some", begin=False),
     RtlPrompt(tokens=(41, 5), n_new=1),
+    RtlPrompt(tokens=(17,), n_new=1, adapter="one"),
     RtlPrompt(tokens=(250, 6, 3, 8), n_new=2, adapter="all"),
 ]
 
 
 def adapted(folder: Path, **sizes: Any) -> Description:
-    """A chip with an adapter of all matrices, and one of some, of ranks in two and three blocks."""
+    """A chip with an adapter of all matrices, and some of rank 1 and in two and three blocks."""
     adapters = {"all": write_adapter(folder / "all", SPEC, is_ternary=True)}
     for name, rank, parts in (
         ("some", 72, ("attn_k", "ffn_up")),
         ("other", 40, ("attn_output", "ffn_down", "attn_v")),
+        ("one", 1, ("attn_q", "ffn_gate")),
     ):
         adapters[name] = write_adapter(
             folder / name, SPEC, is_ternary=True, rank=rank, parts=parts, layers=[1], seed=rank
