@@ -71,7 +71,7 @@ class RtlClock:
         slowest, reached = self.paths[0], self.max_mhz
         found = (
             f"{reached.mid:.0f} MHz ({reached.low:.0f} to {reached.high:.0f}), bound by "
-            f"{slowest.module} ({slowest.built_for}, {slowest.depth_fo4:g} FO4"
+            f"{slowest.module} ({slowest.built_for}, {slowest.depth_fo4:.4g} FO4"
             f"{_READ[slowest.start]})"
         )
         reached_or_not = "reached" if self.is_met else "NOT reached"
@@ -86,7 +86,8 @@ def rtl_clock(target: Target) -> RtlClock | None:
 
     Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
     and of four blocks have the same), so that the measured point stands for wider ones; units
-    around the tiles are those of a chip of two tiles (docs/area.md, "Clock").
+    around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). From eight tiles on
+    the comparison of their maxima is longer than all else, in proportion to their number.
     """
     if not has_rtl(target):
         return None
@@ -100,8 +101,13 @@ def rtl_clock(target: Target) -> RtlClock | None:
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
         if "tiles" in point:
             what = f"on a chip of {point['tiles']} tiles"
+            if point["tiles"] > array.n_tiles:
+                continue
         word = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
         depths = {word: point["depth_fo4"][1]}
+        if point.get("tiles") == _CHAIN_TILES:  # tiles' maxima are compared one after another
+            depths[word] *= (array.n_tiles - 1) / (_CHAIN_TILES - 1)
+            what = f"maxima of {array.n_tiles} tiles, from those of {_CHAIN_TILES}"
         for start in ("sram", "rom"):
             if f"{start}_fo4" in point and (point["module"], start) not in _OF_CELLS:
                 depths[start] = point[f"{start}_fo4"][1]
@@ -120,5 +126,6 @@ def rtl_clock(target: Target) -> RtlClock | None:
 
 
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
+_CHAIN_TILES = 8  # of the point whose longest path is the chain of comparisons over the tiles
 _OF_CELLS = {("ltile", "rom")}  # words end in cells, there of 4 bits
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

@@ -42,15 +42,18 @@ class ChipPoint:
         Of `UNITS`.
     is_whole
         Whether it is synthesised with all that the units hold, and timed.
+    is_timed
+        Whether the units' paths are measured that do not run through modules inside.
     """
 
     target: Target
     units: tuple[str, ...]
     is_whole: bool = False
+    is_timed: bool = False
 
 
 def chip_points() -> list[ChipPoint]:
-    """Return the chips; the last one, and in part those of 16 cells, are not fitted."""
+    """Return the chips; the last one, those of 16 cells in part, and that timed are not fitted."""
     small = load_target("small")
 
     def chip(*units: str, **sizes: int) -> ChipPoint:
@@ -83,6 +86,7 @@ def chip_points() -> list[ChipPoint]:
         chip("lside", "hside", "vector", groups=2),
         chip("lside", "hside", collect=2),
         chip("hside", tiles=4),
+        replace(chip("hside", tiles=8), is_timed=True),
         chip("vector", broadcast=2),
         chip(
             "ltile", "lside", "hside", "vector", tiles=8, cells=8, groups=2, collect=2, broadcast=2

@@ -160,24 +160,33 @@ def _chip(chip: ChipPoint) -> Iterable[Point]:
     keys = sizes_of(chip.target)
     if not chip.is_whole:
         for unit in chip.units:
-            um2, n_flops = _area(synthesise_alone(named[unit], _ASAP7))
-            yield Point(module=unit, keys=keys, um2=um2, n_flops=n_flops)
+            area = synthesise_alone(named[unit], _ASAP7)
+            if chip.is_timed:
+                yield _timed(
+                    unit, keys, area, synthesise_alone(named[unit], _ASAP7, mapping="speed")
+                )
+            else:
+                um2, n_flops = _area(area)
+                yield Point(module=unit, keys=keys, um2=um2, n_flops=n_flops)
         return
     mapped = [synthesise_modules(modules, _ASAP7, mapping=mapping) for mapping in MAPPINGS]
     for unit in ("vector_group", *chip.units):
-        area, speed = (found[f"romsim_{unit}"] for found in mapped)
-        um2, n_flops = _area(area)
-        paths = [_from(start, area, speed) for start in STARTS]
         own = {"activation": "silu", "lanes": 32} if unit == "vector_group" else keys
-        yield Point(
-            module=unit,
-            keys=own,
-            um2=um2,
-            n_flops=n_flops,
-            depth_fo4=paths[0],
-            sram_fo4=paths[1],
-            rom_fo4=paths[2],
-        )
+        yield _timed(unit, own, *(found[f"romsim_{unit}"] for found in mapped))
+
+
+def _timed(unit: str, keys: dict[str, Any], area: ModuleSynthesis, speed: ModuleSynthesis) -> Point:
+    um2, n_flops = _area(area)
+    paths = [_from(start, area, speed) for start in STARTS]
+    return Point(
+        module=unit,
+        keys=keys,
+        um2=um2,
+        n_flops=n_flops,
+        depth_fo4=paths[0],
+        sram_fo4=paths[1],
+        rom_fo4=paths[2],
+    )
 
 
 def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) -> Point:

@@ -132,10 +132,28 @@ def test_clock_of_the_rtl_is_told_with_what_bounds_it() -> None:
     assert fast is not None
     assert not fast.is_met
     assert "are NOT reached by its own RTL: " in fast.verdict()
+    assert all("8 tiles" not in path.built_for for path in clock.paths)  # it has four
     macros = rtl_clock(replace(target, technology="n7-compiler"))
     assert macros is not None
     (word,) = [path for path in macros.paths if path.built_for == PLAIN_CELL]
     assert word.period_ps.mid == pytest.approx((word.depth_fo4 * 1.5 + 4) * 18.3 + 787)
+
+
+def test_maxima_of_many_tiles_are_compared_one_after_another() -> None:
+    """The chain of eight tiles is measured: 7 comparisons, which were 138 FO4."""
+    (eight,) = [p for p in table()["points"] if p["module"] == "hside" and "sram_fo4" in p
+                and p["tiles"] == 8]  # fmt: skip
+    target = load_target("rtl-1k")
+    for tiles, bound in ((4, "htile"), (8, "hside"), (128, "hside")):
+        chip = replace(target, array=replace(target.array, n_tiles=tiles))
+        clock = rtl_clock(chip)
+        assert clock is not None
+        slowest = clock.paths[0]
+        assert slowest.module == bound
+        if bound == "hside":
+            depth = eight["depth_fo4"][1] * (tiles - 1) / 7
+            assert slowest.depth_fo4 == pytest.approx(depth)
+            assert slowest.built_for == f"maxima of {tiles} tiles, from those of 8"
 
 
 def test_a_module_that_was_not_measured_is_refused() -> None:
@@ -174,7 +192,7 @@ def test_page_has_the_clocks_that_are_reached(repository: Path) -> None:
         assert not clock.is_met
         reached.setdefault(f"{clock.max_mhz.mid:.0f} MHz", []).append(f"`{name}`")
     for megahertz, (*names, last) in reached.items():
-        assert f"{', '.join(names)} and {last} {megahertz}" in page
+        assert f"{', '.join(names)}{' and ' if names else ''}{last} {megahertz}" in page
 
 
 def logic_mm2(target: str, unit: str, logic: str) -> float:
