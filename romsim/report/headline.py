@@ -143,12 +143,12 @@ def _clock(point: DesignPoint) -> list[Figure]:
     return [
         Figure.ranged(
             "rtl_mhz",
-            "clock that L- and H-units of its RTL reach",
+            "clock that its own RTL reaches",
             "MHz",
             clock.max_mhz,
-            formula=f"1 ÷ period of {slowest.module}: ({slowest.depth_fo4:g} FO4 × wire factor + "
-            f"overhead) × FO4{_ACCESS[slowest.start]}",
-            source="tables/synthesis_asap7.toml, romsim.rtl_clock; unit V: romsim synth",
+            formula=f"1 ÷ period of {slowest.module} ({slowest.built_for}): "
+            f"({slowest.depth_fo4:.4g} FO4 × wire factor + overhead) × FO4{_ACCESS[slowest.start]}",
+            source="tables/synthesis_asap7.toml, romsim.rtl_clock",
             grade="assumed",
         )
     ]

@@ -318,7 +318,11 @@ def test_clock_that_the_rtl_does_not_reach_is_told() -> None:
     assert not clock.is_met
     chip = of_point(DesignPoint.uniform(spec, target, weights), 1, 1)
     assert chip.figure("rtl_mhz").value == clock.max_mhz.mid
-    assert "ROM access" in chip.figure("rtl_mhz").formula
+    assert "hside (maxima of 256 tiles, from those of 8): (" in chip.figure("rtl_mhz").formula
+    few = of_point(DesignPoint.uniform(spec, load_target("rtl-1k"), weights), 1, 1)
+    assert few.figure("rtl_mhz").formula.endswith(
+        " FO4 × wire factor + overhead) × FO4 + SRAM access"
+    )
     published = DesignPoint.uniform(spec, load_target("roma-7nm"), parse_format("sym4g128"))
     keys = {figure.key for figure in of_point(published, 1, 1).figures}
     assert "rtl_mhz" not in keys
