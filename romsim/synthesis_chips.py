@@ -17,7 +17,7 @@ from romsim_compiler.description import Description
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.target_file import load_target
 from romsim_rtl.emit import TOP_MODULE
-from romsim_rtl.synthesis import MEASURED_LANES, RtlilModule, rtlil_modules
+from romsim_rtl.synthesis import MAX_LANES, MEASURED_LANES, RtlilModule, rtlil_modules
 from romsim_rtl.top import Top
 from romsim_rtl.vector_group import VectorGroup
 
@@ -123,9 +123,9 @@ def chip_modules(point: ChipPoint) -> list[RtlilModule]:
 
 
 def group_points() -> Iterator[tuple[dict[str, Any], RtlilModule]]:
-    """Yield lane groups: what each is built for, and its module."""
+    """Yield lane groups: what each is built for, and its module; the widest is not fitted."""
     for model, target, lanes in (
-        (_MODEL, "small", MEASURED_LANES),
+        (_MODEL, "small", (*MEASURED_LANES, MAX_LANES)),
         ("tiny-ternary", "small-ternary", MEASURED_LANES[1:]),
     ):
         config = _compiled(model, load_target(target)).vector_unit().group_config

@@ -175,6 +175,7 @@ def rtlil_modules(name: str, top: Any, *, only: Collection[str] | None = None) -
             if hasattr(component, "with_lanes") and component.n_lanes > MAX_LANES:
                 fewer[module] = _with_fewer_lanes(module, component)
                 made[module] = fewer[module]["fewer"][-1].text
+                component._MustUse__used = True  # or Amaranth warns that it is never elaborated
             else:
                 made[module] = _convert(module, component, platform)
         pending = {

@@ -72,6 +72,8 @@ def test_fits_hold_for_chips_that_they_do_not_use() -> None:
 
 
 def test_lanes_of_a_group_are_alike() -> None:
+    eight = module_um2("vector_group", activation="silu", lanes=8)  # not fitted
+    assert group_um2("silu", 8) / eight == pytest.approx(1.0, abs=0.0005)
     for lanes in (2, 4):
         measured = module_um2("vector_group", activation="silu", lanes=lanes)
         assert group_um2("silu", lanes) == pytest.approx(measured)
