@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ _CUTS = tuple(
     )
 )
 _LARGEST = 3_000  # cells of a miter that is still solved
-_MOST_PRODUCTS = 4  # multipliers, which are slow to solve
+_MOST_PRODUCTS = 1_000  # bits times bits of its multipliers, which are slow to solve
 Run = Callable[[str], str]
 
 
@@ -105,8 +104,12 @@ def _prove(
     modules, how = {}, {}
     for number in numbers:
         module, n_states = build_miter(flat, number, cut, rules)
-        kinds = Counter(cell["type"] for cell in module["cells"].values())
-        if kinds["$mul"] > _MOST_PRODUCTS or kinds.total() > _LARGEST:
+        products = sum(
+            len(cell["connections"]["A"]) * len(cell["connections"]["B"])
+            for cell in module["cells"].values()
+            if cell["type"] == "$mul"
+        )
+        if products > _MOST_PRODUCTS or len(module["cells"]) > _LARGEST:
             continue
         if n_states or not cut.depth:  # else nothing more is reached than with another cut
             modules[f"miter{number}"] = module
@@ -116,10 +119,10 @@ def _prove(
     Path("miters.json").write_text(json.dumps({"creator": "romsim", "modules": modules}))
     run("design -reset")
     run("read_json miters.json")
-    for command in ("opt_expr", "opt_clean", "alumacc", "techmap", "opt_expr", "opt_clean"):
+    # simplemap first: techmap makes a template for every width of a cell
+    for command in ("opt_expr", "opt_clean", "alumacc", "simplemap", "techmap", "opt_clean"):
         run(command)
     run("aigmap")
-    run("opt_clean")
     proofs = {}
     for number, proof in how.items():
         run("setattr -mod -unset top *")

@@ -77,7 +77,7 @@ SLOW_SHAPES = {
 }
 
 
-SEEDS = range(24)
+SEEDS = range(48)
 
 
 def scenarios(bench: Bench, seeds: range) -> Iterator[Scenario]:

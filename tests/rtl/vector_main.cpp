@@ -17,6 +17,7 @@ static std::vector<int32_t> d_memory(1 << 16);
 static std::vector<uint32_t> l_memory(1 << 10);
 static int64_t cycle = 0;
 static bool quiet = false;
+static uint32_t noise = 1;
 static FILE* out = nullptr;
 static int reads[N_READS];  // since the last instruction ended
 static int changes[N_REGISTERS];  // likewise
@@ -80,10 +81,12 @@ static void step(Vromsim_vector& top) {
   top.clk = 1;
   top.eval();
   top.clk = 0;
-  if (o_en)
-    for (int k = 0; k < N_LANES; ++k) set_o(top, k, o_memory[o_addr * N_LANES + k]);
-  if (d_en)
-    for (int k = 0; k < N_LANES; ++k) set_d(top, k, d_memory[d_addr * N_LANES + k]);
+  // noise where nothing was asked for: nobody may take it
+  noise = noise * 1664525 + 1013904223;
+  for (int k = 0; k < N_LANES; ++k) {
+    set_o(top, k, o_en ? o_memory[o_addr * N_LANES + k] : static_cast<int64_t>(noise) << 20);
+    set_d(top, k, d_en ? d_memory[d_addr * N_LANES + k] : static_cast<int32_t>(noise));
+  }
   if (l_en) top.l_data = l_memory[l_addr];
   ++cycle;
 }
@@ -189,7 +192,7 @@ int main(int argc, char** argv) {
         if (beat < rows.size()) rows[beat].drive(top);
         step(top);
         top.ly_valid = 0;
-        if (cycle > 100000) return 4;
+        if (cycle > 5000) return 4;  // it hangs
       }
       top.em_valid = 0;
       fputs("C", out);

@@ -339,8 +339,9 @@ class Scenario:
         root = round(math.sqrt(length) * 2**16)
         frac = 16 if from_y else 14
         eps = round(rnd.choice([1e-5, 1e-6, 1e-12]) * length * 2 ** (20 + 2 * frac))
-        if rnd.random() < 0.4:
-            eps = rnd.getrandbits(rnd.randrange(1, 62))
+        if rnd.random() < 0.5:  # of a small vector, a small one is seen in full
+            most = 36 if max(map(abs, whole)) < 16 else 62
+            eps = rnd.getrandbits(rnd.randrange(1, most))
         if rnd.random() < 0.4:  # products with gains near ties of their rounding
             gain_shift = rnd.randrange(2, 23)
             for index, n in enumerate(
@@ -504,8 +505,8 @@ class Scenario:
         # a residual of a few bits: a norm's product then keeps its last bits, too
         bits = self.random.choice([None, 1, 5]) if max(map(abs, x)) < 64 else None
         wanted: list[int] = []
-        if bits is None and self.random.random() < 0.3:  # what is left is small
-            rest = self.random.choice([2, 4, 14])
+        if bits is None and self.random.random() < 0.5:  # what is left is small
+            rest = self.random.choice([1, 2, 4, 14])
             room = 1 << 30  # so that neither rows nor an adapter's outputs overflow
             wanted = [
                 self.random.randrange(-rest, rest + 1) - max(-room, min(room, one)) for one in x

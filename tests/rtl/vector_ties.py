@@ -13,7 +13,7 @@ __all__ = ["factor_near_tie", "gates_near_ties", "near_half"]
 
 def near_half(rnd: random.Random, bits: int) -> int:
     """Give half of 2^bits, or that and a power of two below it, more or less."""
-    return (1 << bits >> 1) + rnd.choice([0, 1, -1]) * (1 << rnd.randrange(bits))
+    return (1 << bits >> 1) + rnd.choice([0, 1, 1, -1]) * (1 << rnd.randrange(bits))
 
 
 def factor_near_tie(rnd: random.Random, other: int, bits: int, more: int = 0) -> int | None:
