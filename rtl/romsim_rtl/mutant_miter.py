@@ -29,7 +29,7 @@ class Cut:
     depth
         Registers that are crossed: those within so many of the mutant stand twice.
     behind
-        Shared registers that are part of it: those within so many of what is compared.
+        Shared registers that are part of it: those within so many of the mutated cell's inputs.
     keeps_control
         Whether those are as well that have a reset, or are of 16 bits or fewer, at any distance.
     multiplies
@@ -56,8 +56,8 @@ class _Miter:
         self.made: dict[tuple[Any, bool], Any] = {}
         self.held: dict[tuple[Any, bool], Any] = {}  # outputs of register bits
         self.done: set[tuple[str, int, bool]] = set()
-        self.pending: deque[tuple[str, int, bool, int]] = deque()  # cell, bit, copy, level
-        self.level = 0  # registers between what is compared and what is being made
+        self.pending: deque[tuple[str, int, bool]] = deque()  # cell, bit of a register, copy
+        self.near: set[Any] = set()  # shared register bits that are part of it
 
     # --- what the mutant reaches ---------------------------------------------------------------
 
@@ -86,6 +86,48 @@ class _Miter:
                 self.states |= set(fresh)
                 self.twice |= set(fresh)
                 wave = fresh
+
+    def look_behind(self) -> None:
+        """Find the registers behind the mutated cell, and those behind these."""
+        wave = set(self.select)
+        for _ in range(2):  # from the cell that makes the fault to the mutated one, or its readers
+            reading = {name for bit in wave for name, *_ in self.design.readers.get(bit, ())}
+            names = {name for name in reading if not self.design.is_opaque(name)}
+            links = [self.design.cells[name] for name in sorted(names)]
+            wave = {bit for cell in links for bit in cell["connections"].get("Y", ())}
+        bits = {bit for cell in links for bit in self._inputs(cell)}
+        for _ in range(self.cut.behind):
+            found = self._registers_behind(bits) - self.near
+            self.near |= found
+            bits = set()
+            for bit in found:
+                name, _, index = self.design.driver[bit]
+                cell = self.design.cells[name]
+                others = [one for one in self._inputs(cell) if one not in cell["connections"]["D"]]
+                bits |= {cell["connections"]["D"][index], *others}
+
+    @staticmethod
+    def _inputs(cell: Any) -> list[Any]:
+        ways = cell["port_directions"]
+        return [
+            b for port, bits in cell["connections"].items() if ways[port] == "input" for b in bits
+        ]
+
+    def _registers_behind(self, bits: set[Any]) -> set[Any]:
+        """Follow logic back to the register bits that feed it."""
+        found, seen, pending = set(), set(bits), list(bits)
+        while pending:
+            bit = pending.pop()
+            name, *_ = self.design.driver.get(bit, ("",))
+            if not name or self.design.is_opaque(name):
+                continue
+            if self.design.cells[name]["type"] in REGISTERS:
+                found.add(bit)
+                continue
+            fresh = set(self._inputs(self.design.cells[name])) - seen
+            seen |= fresh
+            pending += fresh
+        return found
 
     @staticmethod
     def _outputs(cell: Any, port: str, index: int) -> Sequence[Any]:
@@ -170,11 +212,11 @@ class _Miter:
             return self._state(name, index, bit, second)
         if cell["type"] == "$mul" and not self.cut.multiplies:
             return self._product(name, bit, second)
-        self.pending.append((name, -1, second, self.level))
+        self.pending.append((name, -1, second))
         return self.fresh()
 
     def _state(self, name: str, index: int, bit: Any, second: bool) -> Any:
-        kept = bit in self.states or self.level < self.cut.behind
+        kept = bit in self.states or bit in self.near
         if not kept and self.cut.keeps_control:
             cell = self.design.cells[name]
             kept = len(cell["connections"]["Q"]) <= _NARROW or "SRST" in cell["connections"]
@@ -182,7 +224,7 @@ class _Miter:
             return self.free()
         held = self.fresh()
         self.held[bit, second] = held
-        self.pending.append((name, index, second, self.level + 1))
+        self.pending.append((name, index, second))
         if not second:
             return held
         # in the first cycle the copy stands where the other does
@@ -230,7 +272,7 @@ class _Miter:
     def emit(self) -> None:
         """Add the logic that has been asked for, until all of it stands there."""
         while self.pending:
-            name, index, second, self.level = self.pending.popleft()
+            name, index, second = self.pending.popleft()
             if (name, index, second) in self.done:
                 continue
             self.done.add((name, index, second))
@@ -302,6 +344,7 @@ class _Miter:
             (rst,) = self.design.ports["rst"]["bits"]
             self.made[rst, False] = self.gate("$_OR_", A=self.free(), B=self.begun)
         self.reach()
+        self.look_behind()
         differ = self.any(self.differences())
         broken = self.any([ever, *self.breaches(rules)])
         self.emit()

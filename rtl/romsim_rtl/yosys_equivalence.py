@@ -29,11 +29,11 @@ _CUTS = tuple(
         (0, 0, True, False),
         (0, 1, True, True),
         (1, 1, True, False),
-        (2, 2, True, True),
+        (3, 2, True, True),
     )
 )
 _LARGEST = 3_000  # cells of a miter that is still solved
-_MOST_PRODUCTS = 1_000  # bits times bits of its multipliers, which are slow to solve
+_MOST_PRODUCTS = 1_500  # bits times bits of its multipliers, which are slow to solve
 Run = Callable[[str], str]
 
 

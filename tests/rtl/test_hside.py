@@ -205,7 +205,7 @@ def check_positions(
         if pos not in checked:
             continue
         start(script, token=token, layer=layer, pos=pos)
-        reading = Reading(script.wait_low("busy", 100_000))
+        reading = Reading(script.wait_low("busy", 10_000))
         read(script, sizes, token, reading)
         expected = []
         for head in range(sizes.n_heads):
