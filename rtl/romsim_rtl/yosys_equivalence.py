@@ -134,7 +134,13 @@ def _prove(
 
 
 def _holds(seconds: int) -> bool:
+    """Whether the output of ``miter.aig`` is never 1."""
     import pyosys
+
+    lines = Path("miter.aig").read_bytes().split(b"\n")
+    n_registers = int(lines[0].split()[3])
+    if lines[1 + n_registers] == b"0":  # the output is a constant, of which pdr says nothing
+        return True
 
     try:
         done = subprocess.run(

@@ -27,7 +27,12 @@ def make_sizes(
     tiles: int, lanes: int, word: int, parallel: int, block: int, heads: str, dim: int, **more: int
 ) -> AttentionSizes:
     n_heads, n_kv_heads = map(int, heads.split("/"))
-    defaults = {"context": 100, "n_inflight": 2, "broadcast_cycles": 1, "collect_cycles": 1}
+    defaults: dict[str, Any] = {
+        "context": 100,
+        "n_inflight": 2,
+        "broadcast_cycles": 1,
+        "collect_cycles": 1,
+    }
     return AttentionSizes(
         n_tiles=tiles,
         n_lanes=lanes,

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.verilator
 
 
 def make_sizes(tiles: int, lanes: int, word: int, **more: int) -> AttentionSizes:
-    values = {
+    values: dict[str, Any] = {
         "heads_parallel": 1,
         "attn_block": 16,
         "n_heads": 2,
