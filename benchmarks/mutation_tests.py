@@ -143,14 +143,26 @@ def _capture(component: Any, bench: Bench, ports: Ports) -> None:
     raise _Captured(component, ports)
 
 
-def designs_of(test_module: str, *, files: tuple[str, ...] = ()) -> list[Design]:
+def designs_of(
+    test_module: str,
+    *,
+    files: tuple[str, ...] = (),
+    only: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Design]:
     """Find the designs that a test module simulates through ``tests.rtl.stepped``.
 
     Tests of the same netlist stand together: each of them is a chance to catch its mutants.
+
+    Parameters
+    ----------
+    files
+        How the names of the files begin that are mutated.
+    only
+        Values that the tests' parameters must have.
     """
     module = importlib.import_module(test_module)
     found: dict[str, Design] = {}
-    for call in calls_of(module):
+    for call in calls_of(module, only=only):
         try:
             with run_by(_capture):
                 call.run()
