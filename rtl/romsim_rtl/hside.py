@@ -24,7 +24,7 @@ from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.mass_side import MassSide, build_mass
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.merge import MergeTree
-from romsim_rtl.primitives import add_tree
+from romsim_rtl.primitives import add_tree, largest_of
 
 __all__ = ["TILE_MODULE", "HSide"]
 
@@ -331,11 +331,9 @@ class HSide(wiring.Component):
         values = {f"tile{index}": tile.maximum for index, tile in enumerate(tiles)}
         valid, values = delay(m, valid, where | values, sizes.collect_cycles, "mx_collect")
         where = {name: values[name] for name in where}
-        largest = values["tile0"].as_signed()
-        for index in range(1, sizes.n_tiles):
-            other = values[f"tile{index}"].as_signed()
-            largest = _larger(largest, other)
+        scores = [values[f"tile{index}"].as_signed() for index in range(sizes.n_tiles)]
         score = Signal(signed(32), name="largest_score", reset_less=True)
+        largest = largest_of(m, scores, "larger_score")
         with m.If(valid):
             m.d.sync += score.eq(largest)
         valid, where = delay(m, valid, where, 1, "mx_reduce")
@@ -377,7 +375,3 @@ class HSide(wiring.Component):
                 m.d.comb += tree.o[index][group].eq(values[f"o{index}_{group}"])
                 m.d.comb += tree.l[index][group].eq(values[f"l{index}_{group}"])
         return tree
-
-
-def _larger(a: Any, b: Any) -> Any:
-    return Mux(a > b, a, b)

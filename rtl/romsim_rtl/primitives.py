@@ -12,6 +12,7 @@ __all__ = [
     "add_tree",
     "bit_length",
     "lane_signals",
+    "largest_of",
     "left_shift",
     "magnitude",
     "popcount",
@@ -130,6 +131,19 @@ def add_tree(terms: list[Value]) -> Value:
         pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
         terms = pairs + terms[len(pairs) * 2 :]
     return terms[0]
+
+
+def largest_of(m: Module, values: list[Value], name: str) -> Value:
+    """Largest of signed values of one width, pairs first; outside of any ``m.If``, as `wire`."""
+    level = 0
+    while len(values) > 1:
+        pairs = [
+            wire(m, Mux(a > b, a, b), f"{name}_{level}_{index}")
+            for index, (a, b) in enumerate(zip(values[::2], values[1::2], strict=False))
+        ]
+        values = [*pairs, *values[len(pairs) * 2 :]]
+        level += 1
+    return values[0]
 
 
 def popcount(bits: Value) -> Value:
