@@ -7,6 +7,7 @@ what is in a period and what is not. ``romsim synth`` times all units of one chi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from romsim.area_synthesised import has_rtl
 from romsim.synthesis_table import table
@@ -86,8 +87,9 @@ def rtl_clock(target: Target) -> RtlClock | None:
 
     Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
     and of four blocks have the same), so that the measured point stands for wider ones; units
-    around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). From eight tiles on
-    the comparison of their maxima is longer than all else, in proportion to their number.
+    around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). The comparison of the
+    tiles' maxima is that of the next larger number of tiles that was measured, and of more than
+    all of these deeper by their levels.
     """
     if not has_rtl(target):
         return None
@@ -95,19 +97,20 @@ def rtl_clock(target: Target) -> RtlClock | None:
     array = target.array
     encoding = "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
     paths = []
-    for point in table()["points"]:
+    points = table()["points"]
+    maxima = _maxima([point for point in points if point["module"] == "maxima"], array.n_tiles)
+    for point in [maxima, *(point for point in points if point["module"] != "maxima")]:
         if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
             continue
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
-        if "tiles" in point:
+        if point is maxima:
+            what = f"of {array.n_tiles} tiles"
+        elif "tiles" in point:
             what = f"on a chip of {point['tiles']} tiles"
             if point["tiles"] > array.n_tiles:
                 continue
         word = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
         depths = {word: point["depth_fo4"][1]}
-        if point.get("tiles") == _CHAIN_TILES:  # tiles' maxima are compared one after another
-            depths[word] *= (array.n_tiles - 1) / (_CHAIN_TILES - 1)
-            what = f"maxima of {array.n_tiles} tiles, from those of {_CHAIN_TILES}"
         for start in ("sram", "rom"):
             if f"{start}_fo4" in point and (point["module"], start) not in _OF_CELLS:
                 depths[start] = point[f"{start}_fo4"][1]
@@ -125,7 +128,17 @@ def rtl_clock(target: Target) -> RtlClock | None:
     return RtlClock(target=target.name, clock_mhz=target.clock_mhz, paths=tuple(paths))
 
 
+def _maxima(points: list[dict[str, Any]], n_tiles: int) -> dict[str, Any]:
+    """Return the point of the comparison over the tiles, a tree of pairs."""
+    points = sorted(points, key=lambda point: int(point["tiles"]))
+    for point in points:
+        if point["tiles"] >= n_tiles:
+            return point
+    last = points[-1]
+    deeper = (n_tiles - 1).bit_length() / (last["tiles"] - 1).bit_length()
+    return {**last, "depth_fo4": [depth * deeper for depth in last["depth_fo4"]]}
+
+
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
-_CHAIN_TILES = 8  # of the point whose longest path is the chain of comparisons over the tiles
 _OF_CELLS = {("ltile", "rom")}  # words end in cells, there of 4 bits
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

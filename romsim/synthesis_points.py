@@ -51,7 +51,8 @@ class Point:
     ----------
     module
         ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), ``htile``,
-        ``vector_group``, ``maxima`` (of the tiles' scores, between registers), or one of `romsim.synthesis_chips.UNITS`, without the modules inside.
+        ``vector_group``, ``maxima`` (of the tiles' scores, between registers), or one of
+        `romsim.synthesis_chips.UNITS`, without the modules inside.
     keys
         What it was built for.
     um2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from romsim.area import estimate_area
 from romsim.area_synthesised import cell_um2, has_rtl, htile_um2, rtl_parts_of
 from romsim.rtl_clock import rtl_clock
-from romsim.synthesis_points import cell_points, main, measure, render
+from romsim.synthesis_points import MAXIMA_TILES, cell_points, main, measure, render
 from romsim.synthesis_table import module_um2, table
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
@@ -132,28 +133,35 @@ def test_clock_of_the_rtl_is_told_with_what_bounds_it() -> None:
     assert fast is not None
     assert not fast.is_met
     assert "are NOT reached by its own RTL: " in fast.verdict()
-    assert all("8 tiles" not in path.built_for for path in clock.paths)  # it has four
+    assert all("8 tiles" not in path.built_for for path in clock.paths)  # it has fewer
     macros = rtl_clock(replace(target, technology="n7-compiler"))
     assert macros is not None
     (word,) = [path for path in macros.paths if path.built_for == PLAIN_CELL]
     assert word.period_ps.mid == pytest.approx((word.depth_fo4 * 1.5 + 4) * 18.3 + 787)
 
 
-def test_maxima_of_many_tiles_are_compared_one_after_another() -> None:
-    """The chain of eight tiles is measured: 7 comparisons, which were 138 FO4."""
-    (eight,) = [p for p in table()["points"] if p["module"] == "hside" and "sram_fo4" in p
-                and p["tiles"] == 8]  # fmt: skip
+def test_maxima_of_many_tiles_are_compared_in_a_tree() -> None:
+    """Each doubling of the tiles is a level more; between measured numbers the next larger counts."""
+    depths = {
+        point["tiles"]: point["depth_fo4"][1]
+        for point in table()["points"]
+        if point["module"] == "maxima"
+    }
+    assert list(depths) == list(MAXIMA_TILES) == [8, 16, 64, 256]
+    level = (depths[256] - depths[8]) / 5
+    for tiles, depth in depths.items():
+        assert depth == pytest.approx(depths[8] + level * math.log2(tiles / 8), rel=0.05)
     target = load_target("rtl-1k")
-    for tiles, bound in ((4, "htile"), (8, "hside"), (128, "hside")):
-        chip = replace(target, array=replace(target.array, n_tiles=tiles))
-        clock = rtl_clock(chip)
+    for tiles, expected in (
+        (4, depths[8]), (16, depths[16]), (32, depths[64]), (256, depths[256]),
+        (512, depths[256] * 9 / 8),
+    ):  # fmt: skip
+        clock = rtl_clock(replace(target, array=replace(target.array, n_tiles=tiles)))
         assert clock is not None
-        slowest = clock.paths[0]
-        assert slowest.module == bound
-        if bound == "hside":
-            depth = eight["depth_fo4"][1] * (tiles - 1) / 7
-            assert slowest.depth_fo4 == pytest.approx(depth)
-            assert slowest.built_for == f"maxima of {tiles} tiles, from those of 8"
+        (path,) = [path for path in clock.paths if path.module == "maxima"]
+        assert path.depth_fo4 == pytest.approx(expected)
+        assert path.built_for == f"of {tiles} tiles"
+        assert (clock.paths[0] is path) == (tiles > 16)
 
 
 def test_a_module_that_was_not_measured_is_refused() -> None:
