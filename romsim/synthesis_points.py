@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import Module, Signal, UnusedElaboratable, signed
-from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import UnusedElaboratable
 
 from romsim.synthesis_chips import ChipPoint, chip_modules, chip_points, group_points, sizes_of
 from romsim_compiler.target import MX_BLOCK
@@ -29,9 +27,9 @@ from romsim_rtl.cell import Cell, CellConfig
 from romsim_rtl.htile import HTile
 from romsim_rtl.ltile_rows import Row
 from romsim_rtl.module_timing import STARTS
-from romsim_rtl.primitives import largest_of
 from romsim_rtl.synthesis import MAPPINGS, ModuleSynthesis, RtlilModule, rtlil_modules
 from romsim_rtl.synthesis_cache import synthesise_alone, synthesise_modules
+from romsim_rtl.tile_maxima import TileMaxima
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes
 
 __all__ = ["MAXIMA_TILES", "Point", "cell_points", "main", "measure", "render"]
@@ -123,25 +121,7 @@ def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
         sizes_h = AttentionSizes.of(tile, TINY["tiny-int4"], context=96)
         yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h)
     for tiles in MAXIMA_TILES:
-        yield "maxima", {"tiles": tiles}, _Maxima(tiles)
-
-
-class _Maxima(wiring.Component):
-    """The comparison of the tiles' scores, which stands in unit H's side: for its path alone."""
-
-    def __init__(self, n_tiles: int) -> None:
-        self._names = [f"score{index}" for index in range(n_tiles)]
-        scores = {name: In(signed(32)) for name in self._names}
-        super().__init__({**scores, "largest": Out(signed(32))})
-
-    def elaborate(self, platform: Any) -> Module:
-        m = Module()
-        held = [Signal(signed(32), name=f"{name}_held") for name in self._names]
-        m.d.sync += [
-            now.eq(getattr(self, name)) for now, name in zip(held, self._names, strict=True)
-        ]
-        m.d.sync += self.largest.eq(largest_of(m, list(held), "larger_score"))
-        return m
+        yield "maxima", {"tiles": tiles}, TileMaxima(n_tiles=tiles)
 
 
 def measure(progress: Callable[[float], None] | None = None) -> list[Point]:

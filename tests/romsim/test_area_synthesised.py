@@ -141,7 +141,7 @@ def test_clock_of_the_rtl_is_told_with_what_bounds_it() -> None:
 
 
 def test_maxima_of_many_tiles_are_compared_in_a_tree() -> None:
-    """Each doubling of the tiles is a level more; between measured numbers the next larger counts."""
+    """Each doubling of the tiles is a level more; the next larger measured number counts."""
     depths = {
         point["tiles"]: point["depth_fo4"][1]
         for point in table()["points"]
