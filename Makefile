@@ -74,7 +74,7 @@ gpu-bench: $(STAMP)  ## decoding on an NVIDIA GPU, to build/gpu-bench.json; no n
 	PYTHONPATH=.:compiler:models:rtl $(GPU_PYTHON) -m benchmarks.gpu_bench --out build/gpu-bench.json
 
 CHIPS := 500
-sweep: $(STAMP)  ## random chips, RTL against cycle model (an hour; CHIPS=25 for less)
+sweep: $(STAMP)  ## random chips, RTL against cycle model (hours; CHIPS=25 for less)
 	$(BIN)/python -m tests.rtl.sweep --count $(CHIPS) --results build/sweep/results.jsonl
 
 lint: $(STAMP)  ## ruff, mypy, layers
