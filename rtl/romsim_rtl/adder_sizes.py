@@ -11,6 +11,7 @@ from romsim_compiler.lora_image import LoraImage
 from romsim_compiler.target import MX_BLOCK
 from romsim_models.errors import SpecError
 from romsim_rtl.encoding import LORA_GROUPS, group_fracs
+from romsim_rtl.lora_sizes import pack_fields
 from romsim_rtl.memory import address_bits
 
 __all__ = [
@@ -235,15 +236,6 @@ def pack_run(values: Mapping[str, int], sizes: AdderSizes) -> Sequence[int]:
     SpecError
         If a value does not fit its field.
     """
-    word, at = 0, 0
-    for name, (bits, is_signed) in sizes.entry_fields.items():
-        value = int(values.get(name, 0))
-        low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if is_signed else (0, 1 << bits)
-        if not low <= value < high:
-            raise SpecError(
-                f"Adapter table field {name!r} must be from {low} to {high - 1}, not {value!r}"
-            )
-        word |= (value & ((1 << bits) - 1)) << at
-        at += bits
+    word = pack_fields(values, sizes.entry_fields)
     mask = (1 << sizes.chunk_bits) - 1
     return [word >> chunk * sizes.chunk_bits & mask for chunk in range(sizes.n_chunks)]

@@ -22,6 +22,7 @@ __all__ = [
     "LoraSizes",
     "entry_of",
     "pack_entry",
+    "pack_fields",
     "rows_out",
 ]
 
@@ -143,7 +144,17 @@ def rows_out(sizes: AttentionSizes) -> int:
 
 
 def pack_entry(values: Mapping[str, int]) -> int:
-    """Return an entry of the adapter table, the first field in the lowest bits.
+    """Return an entry of the adapter table; as `pack_fields`."""
+    return pack_fields(values, ENTRY_FIELDS)
+
+
+def pack_fields(values: Mapping[str, int], fields: Mapping[str, tuple[int, bool]]) -> int:
+    """Return an entry of an adapter table, the first field in the lowest bits.
+
+    Parameters
+    ----------
+    fields
+        Bits of each, and whether it is signed.
 
     Raises
     ------
@@ -151,7 +162,7 @@ def pack_entry(values: Mapping[str, int]) -> int:
         If a value does not fit its field.
     """
     word, at = 0, 0
-    for name, (bits, is_signed) in ENTRY_FIELDS.items():
+    for name, (bits, is_signed) in fields.items():
         value = int(values.get(name, 0))
         low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if is_signed else (0, 1 << bits)
         if not low <= value < high:
