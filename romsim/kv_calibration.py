@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 from romsim_compiler.kv import DEFAULT_KV
 from romsim_compiler.kv_heads import choose_heads, score_losses
 from romsim_compiler.kv_training import train_codebooks
+from romsim_compiler.memory_map import kv_sram_bytes
 from romsim_compiler.pipeline import CompileOptions, compile_model
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from romsim_compiler.kv_codebooks import KvCodebooks
     from romsim_compiler.target import Target
     from romsim_models.checkpoint import Checkpoint
+    from romsim_models.spec import ModelSpec
     from romsim_models.tokenizer import Tokenizer
 
 __all__ = [
@@ -92,12 +95,23 @@ def _plain_decoder(
     """Give the model's arithmetic with the plain cache, and the tokens to calibrate on."""
     from romsim.comparison import make_reference
 
-    plain = replace(target, kv=DEFAULT_KV)
+    plain = _with_room(checkpoint.spec, replace(target, kv=DEFAULT_KV))
     with TemporaryDirectory() as folder:
         aside = replace(options, context=_WINDOW, adapters=())
         chip = compile_model(checkpoint, plain, Path(folder) / "chip", options=aside)
         tokens = calibration_tokens(checkpoint.tokenizer(), checkpoint.spec.vocab_size)
         yield make_reference(chip, checkpoint), tokens
+
+
+def _with_room(spec: ModelSpec, target: Target) -> Target:
+    """Return the chip with SRAM for a window of the plain cache, which changes no value."""
+    tiles = target.array.n_tiles
+    schedule = replace(target.schedule, n_slots=1)
+    plain = replace(target, schedule=schedule)
+    n_bytes = kv_sram_bytes(spec, plain, -(-_WINDOW // tiles) * tiles)
+    least = math.ceil(n_bytes / (1024 * tiles))
+    attention = replace(plain.attention, sram_kib=max(plain.attention.sram_kib, least))
+    return replace(plain, attention=attention)
 
 
 def calibrate(

@@ -196,6 +196,8 @@ _USED = {
     "retention": {"all": (), "stream": ("sinks", "window"), "h2o": ("heavy", "window")},
     "layout": {"contiguous": (), "paged": ("block",), "ring": (), "slotmap": ()},
 }
+_MOST = 65536  # slots that attention reads
+_COUNTS = ("residual", "plain_sinks", "sinks", "window", "heavy")  # of tokens
 _FILLED = {"group": 32, "residual": 128, "block": 16, "sinks": 4, "key_bits": 4, "value_bits": 4}
 
 
@@ -297,6 +299,12 @@ def make_kv(values: dict[str, Any]) -> KvConfig:
 
 def _check(kv: KvConfig) -> None:
     """Refuse what the rules of docs/kv.md, section 6, forbid, whatever the chip."""
+    for key in _COUNTS:
+        if getattr(kv, key) > _MOST:
+            raise SpecError(
+                f"kv.{key} must be at most {_MOST}, not {getattr(kv, key)}: no sequence is read "
+                f"over more tokens (rule 3)"
+            )
     if kv.layout == "paged" and not 1 <= kv.block <= 128:
         raise SpecError(f"kv.block must be 1 to 128, not {kv.block} (rule 1)")
     if kv.codec in ("kivi", "tiered"):
@@ -352,8 +360,8 @@ def _check(kv: KvConfig) -> None:
         raise SpecError(
             f"kv.window must be at least kv.sinks, not {kv.window} with {kv.sinks} (rule 3)"
         )
-    if kv.slots is not None and kv.slots > 65536:
-        raise SpecError(f"KV budget must be at most 65536 tokens, not {kv.slots}")
+    if kv.slots is not None and kv.slots > _MOST:
+        raise SpecError(f"KV budget must be at most {_MOST} tokens, not {kv.slots} (rule 3)")
     allowed = {"paged", "slotmap", _LAYOUT_OF[kv.retention]}
     if kv.layout not in allowed:
         raise SpecError(

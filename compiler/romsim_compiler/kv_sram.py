@@ -63,9 +63,14 @@ def check_kv(spec: ModelSpec, target: Target) -> None:
         )
     outside = [(n, h) for n, h in kv.head_table if n >= spec.n_layers or h >= spec.n_kv_heads]
     if outside or kv.wide_heads > spec.n_layers * spec.n_kv_heads:
+        what = (
+            ("head_table", "{}.{}".format(*outside[0]))
+            if outside
+            else ("wide_heads", kv.wide_heads)
+        )
         raise SpecError(
-            f"kv.wide_heads of model {spec.name!r} must be among its {spec.n_layers} layers of "
-            f"{spec.n_kv_heads} KV heads, not {outside[0] if outside else kv.wide_heads}"
+            f"kv.{what[0]} of model {spec.name!r} must be among its {spec.n_layers} layers of "
+            f"{spec.n_kv_heads} KV heads, not {what[1]}"
         )
     tiles = target.array.n_tiles
     if not page_meets_tiles(kv, tiles):

@@ -130,7 +130,7 @@ def map_memory(
             f"Adapters and the KV cache of {'one token' if least == 1 else f'{least} tokens'} must "
             f"fit the SRAM of target {target.name!r}: they need {lora_bytes} and "
             f"{kv_sram_bytes(spec, target, least):.0f} bytes, not the {available} available; "
-            f"lower the rank, leave out an adapter, or raise attention.sram_kib"
+            f"{_remedies(target, lora_bytes)}, or raise attention.sram_kib"
         )
     known = 65536 if target.kv.retention == "stream" else min(spec.max_seq_len, 65536)
     wanted = context if context is not None else min(limit, known)
@@ -159,3 +159,16 @@ def map_memory(
         vector_bytes=vector,
         vector_sram_bytes=target.vector.sram_kib * 1024,
     )
+
+
+def _remedies(target: Target, lora_bytes: int) -> str:
+    """Return what takes less SRAM where not even the least fits."""
+    kv = target.kv
+    names: tuple[str, ...] = ("sinks", "heavy", "window") if kv.slots is not None else ()
+    if kv.layout == "paged" and (kv.slots is None or kv.block > kv.slots):
+        names = ("block",)
+    lower = " or ".join(f"kv.{name}" for name in names if getattr(kv, name) > 1)
+    parts = [f"lower {lower}"] if lower else []
+    if lora_bytes:
+        parts += ["lower the rank", "leave out an adapter"]
+    return ", ".join(parts) or "choose a codec of fewer bits with --kv"

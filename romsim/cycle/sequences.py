@@ -57,9 +57,10 @@ class SequencePool:
         kv = model.description.target.kv
         pages = model.pages
         if kv.layout != "paged" or pages is None:
+            parts = (part for part in kv.text().split(",") if not part.startswith("layout="))
             raise SpecError(
                 f"KV layout of a chip whose sequences share must be 'paged', not {kv.layout!r}; "
-                f"compile with --kv {kv.codec},layout=paged"
+                f"compile with --kv {','.join(parts)},layout=paged"
             )
         if not 0 <= watermark < 1:
             raise SpecError(f"Watermark must be at least 0 and below 1, not {watermark!r}")

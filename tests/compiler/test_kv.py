@@ -149,7 +149,17 @@ def test_changing_an_axis_drops_what_its_old_value_used() -> None:
             "streaming-llm,sinks=0,window=0",
             "kv.window must be at least 1, not 0: the new token attends to itself (rule 3)",
         ),
-        ("h2o,heavy=65536", "KV budget must be at most 65536 tokens, not 65793"),
+        ("h2o,heavy=65536", "KV budget must be at most 65536 tokens, not 65793 (rule 3)"),
+        (
+            "commvq-2bit,residual=65537",
+            "kv.residual must be at most 65536, not 65537: no sequence is read over more tokens "
+            "(rule 3)",
+        ),
+        (
+            f"kivi-2bit,plain_sinks={10**20}",
+            f"kv.plain_sinks must be at most 65536, not {10**20}: no sequence is read over more "
+            f"tokens (rule 3)",
+        ),
         (
             "streaming-llm,layout=contiguous",
             "kv.layout must be paged, ring, slotmap with retention 'stream', not 'contiguous' "

@@ -66,21 +66,27 @@ def test_a_window_may_be_longer_than_any_other_context_and_holds_its_slots() -> 
 
 
 @pytest.mark.parametrize(
-    ("kv", "least", "n_bytes"),
+    ("kv", "least", "n_bytes", "remedy"),
     [
-        ("streaming-llm", "512 tokens", 512 * 23_040),
-        ("vllm", "16 tokens", 16 * 23_040),
-        ("fp16", "one token", 23_040),
+        ("streaming-llm", "512 tokens", 512 * 23_040, "lower kv.sinks or kv.window"),
+        ("window", "512 tokens", 512 * 23_040, "lower kv.window"),
+        (
+            "streaming-llm,layout=paged",
+            "512 tokens",
+            512 * 23_040 + 20,
+            "lower kv.sinks or kv.window",
+        ),
+        ("vllm", "16 tokens", 16 * 23_040, "lower kv.block"),
+        ("fp16", "one token", 23_040, "choose a codec of fewer bits with --kv"),
     ],
 )
 def test_sram_too_small_for_what_must_be_there_is_refused(
-    kv: str, least: str, n_bytes: int
+    kv: str, least: str, n_bytes: int, remedy: str
 ) -> None:
     target = small(kv, sram_kib=1)
     sentence = (
         f"Adapters and the KV cache of {least} must fit the SRAM of target 'small': they need 0 "
-        f"and {n_bytes} bytes, not the 2048 available; lower the rank, leave out an adapter, or "
-        f"raise attention.sram_kib"
+        f"and {n_bytes} bytes, not the 2048 available; {remedy}, or raise attention.sram_kib"
     )
     with pytest.raises(CapacityError, match=f"^{re.escape(sentence)}$"):
         map_memory(SPEC, target)

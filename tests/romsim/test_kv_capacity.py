@@ -195,8 +195,7 @@ def test_an_sram_too_small_for_one_page_of_every_layer_is_refused(tmp_path: Path
     target = sized_target("small", sram_kib=16)
     told = (
         "Adapters and the KV cache of 128 tokens must fit the SRAM of target 'small': they need 0 "
-        "and 65536 bytes, not the 32768 available; lower the rank, leave out an adapter, or raise "
-        "attention.sram_kib"
+        "and 65536 bytes, not the 32768 available; lower kv.block, or raise attention.sram_kib"
     )
     with pytest.raises(CapacityError, match=f"^{re.escape(told)}$"):
         romsim.compile("tiny-int4", tmp_path / "chip", target=target, kv="vllm,block=128")

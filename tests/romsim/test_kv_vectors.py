@@ -30,7 +30,7 @@ from romsim_models.errors import DescriptionError, SpecError
 from romsim_models.registry import open_model
 from romsim_models.shapes import SHAPES
 from tests.romsim.kv_chips import text
-from tests.tiny_chips import compile_tiny
+from tests.tiny_chips import compile_tiny, sized_target
 
 REPEATABLE = settings(deadline=None, derandomize=True, database=None, max_examples=30)
 RSQ = np.array(tables()["RSQ"], np.int64)
@@ -201,6 +201,27 @@ def test_training_is_repeatable_and_learns() -> None:
     )
     with pytest.raises(SpecError, match=f"^{re.escape(sentence)}$"):
         train_codebooks([samples[:63, None]], [samples[:63, None]], stages=1, value_bits=1)
+
+
+def test_codebooks_depend_on_neither_room_nor_threads(chip: Description, tmp_path: Path) -> None:
+    """Not even where the SRAM is too small for what they are trained on."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        small = compile_tiny(
+            "tiny-int4",
+            tmp_path / "chip",
+            target=sized_target("small", sram_kib=2),
+            kv=KV,
+            context=6,
+        )
+    finally:
+        torch.set_num_threads(n_threads)
+    books, own = small.kv_codebooks(), chip.kv_codebooks()
+    assert books is not None
+    assert own is not None
+    np.testing.assert_array_equal(books.keys, own.keys)
+    np.testing.assert_array_equal(books.values, own.values)
 
 
 def test_codebooks_of_a_chip_are_those_that_evaluation_trains(

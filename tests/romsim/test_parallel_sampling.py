@@ -159,7 +159,7 @@ def test_refusals(chip: Description, tiny: Description, capsys: Capture) -> None
             romsim.sample(chip, PROMPT, **options)
     told = (
         "KV layout of a chip whose sequences share must be 'paged', not 'contiguous'; compile with "
-        "--kv int8,layout=paged"
+        "--kv codec=int8,retention=all,layout=paged"
     )
     with pytest.raises(SpecError, match=f"^{re.escape(told)}$"):
         romsim.sample(tiny, PROMPT)

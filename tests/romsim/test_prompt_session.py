@@ -105,7 +105,7 @@ def test_refusals(chip: Description, tiny: Description, capsys: Capture) -> None
     )
     refused(
         "KV layout of a chip whose sequences share must be 'paged', not 'contiguous'; compile with "
-        "--kv int8,layout=paged",
+        "--kv codec=int8,retention=all,layout=paged",
         tiny,
         PROMPTS,
     )

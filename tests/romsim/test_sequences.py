@@ -201,9 +201,9 @@ def test_errors(tiny: Description) -> None:
     assert pool.pages_in_use == before
     for kv, words in (
         ("int4", "KV layout of a chip whose sequences share must be 'paged', not 'contiguous'; "
-                 "compile with --kv int4,layout=paged"),
+                 "compile with --kv codec=int4,group=32,retention=all,layout=paged"),
         ("int8", "KV layout of a chip whose sequences share must be 'paged', not 'contiguous'; "
-                 "compile with --kv int8,layout=paged"),
+                 "compile with --kv codec=int8,retention=all,layout=paged"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=sentence(words)):
             SequencePool(CycleModel(with_kv(tiny, kv), threads=1))
