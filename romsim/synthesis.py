@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """Synthesis of a chip's own RTL: cells and area of every module, and the clock that it can reach.
 
 The longest path of each module is set against the target's clock: logic in FO4 times the wire

@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """The simulation of a description's chip: emitted, Verilated and compiled once for each content."""
 
 from __future__ import annotations

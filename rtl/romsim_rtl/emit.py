@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """The chip's Verilog, ROM images, file list and port table, as ``romsim rtl`` writes them."""
 
 from __future__ import annotations

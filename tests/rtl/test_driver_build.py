@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -9,17 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from amaranth.hdl import Elaboratable, Fragment, Module
 
+from romsim.synthesis import synth
 from romsim_compiler.description import Description
 from romsim_compiler.reduced import one_layer
 from romsim_models.errors import SpecError
 from romsim_rtl import driver_build
 from romsim_rtl.driver_build import BuildOptions, write_chip
+from romsim_rtl.emit import emit_rtl
 from romsim_rtl.rom_files import write_images
-from tests.tiny_chips import compile_tiny
+from tests.tiny_chips import compile_tiny, sized_target
 
 
 def wait_for(path: Path) -> None:
@@ -122,6 +129,34 @@ def test_images_and_verilog_have_names_of_their_content(
     monkeypatch.setattr(driver_build, "verilog_texts", lambda top: pytest.fail("written anew"))
     assert write_chip(one_layer(chip, 0)) == first
     assert (first / "romsim_top.v").read_text() == "module"
+
+
+def test_a_refused_chip_is_not_complained_of_later(tmp_path: Path) -> None:
+    """Amaranth warned of it when it was collected: in the midst of another chip, whose test failed.
+
+    It does so from the first component on that is elaborated.
+    """
+
+    class Empty(Elaboratable):
+        def elaborate(self, platform: Any) -> Module:
+            return Module()
+
+    Fragment.get(Empty(), None)
+    target = sized_target("small", collect_cycles=0)
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", target=target)
+    sentence = r"^collect_cycles of an RTL target must be at least 1, not 0$"
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: write_chip(chip),
+        lambda: emit_rtl(chip, tmp_path / "rtl"),
+        lambda: synth(chip),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for refused in ways:
+            with pytest.raises(SpecError, match=sentence):
+                refused()
+        gc.collect()
+    assert not caught
 
 
 def test_waves_that_there_are_not_are_refused() -> None:
