@@ -29,6 +29,7 @@ __all__ = [
     "KvRow",
     "evaluate_kv",
     "kv_eval",
+    "room_and_rate",
 ]
 
 BASELINE = "fp16"
@@ -195,7 +196,7 @@ def evaluate_kv(
             scored.append(score(kv, part))
             n_done += (kv, number) in missing
         baseline = baseline or scored
-        sizes = _sizes(description, kv, window)
+        sizes = room_and_rate(description, kv, window)
         rows.append(_row(name, sizes, scored, baseline, skip))
         if done is not None:
             done(rows[-1])
@@ -249,8 +250,11 @@ def _row(
     )
 
 
-def _sizes(description: Description, kv: KvConfig, context: int) -> dict[str, Any]:
-    """Return what a configuration takes on the description's chip."""
+def room_and_rate(description: Description, kv: KvConfig, context: int) -> dict[str, Any]:
+    """Return what a configuration takes and how fast it is on the description's chip.
+
+    Nothing is executed: the first fields of a `KvRow` behind its name, without quality.
+    """
     from romsim.description_point import point_of_description
 
     spec = description.spec

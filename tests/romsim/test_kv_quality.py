@@ -7,12 +7,14 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
 import romsim
+from reports.kv_quality import MEASURED, add_rows, compile_chip, rewrite_page
 from romsim.comparison import make_reference
 from romsim.kv_quality import KvEvaluation
 from romsim.kv_windows import WindowScorer
@@ -204,3 +206,28 @@ def test_t1_10_t1_11_t1_12_orders_hold_on_the_real_model(tmp_path: Path) -> None
     assert h2o < stream < window
     assert window > 50
     assert all(row.saturations == 0 for row in done.rows)
+
+
+def test_document_is_current(repository: Path, tmp_path: Path) -> None:
+    page = (repository / "docs" / "kv.md").read_text(encoding="utf-8")
+    tables = json.loads(MEASURED.read_text(encoding="utf-8"))
+    chip = compile_chip(tmp_path / "chip")
+    assert page == rewrite_page(page, tables, chip), "run: python reports/kv_quality.py"
+    with pytest.raises(ValueError, match=r"^tables of the page must be the 3 measured, not 2$"):
+        rewrite_page(page, [*tables, tables[0]], chip)
+
+
+def test_a_new_run_replaces_the_rows_of_its_table(done: KvEvaluation) -> None:
+    tables: list[dict[str, Any]] = []
+    add_rows(tables, done.to_json())
+    (table,) = tables
+    assert [row["config"] for row in table["rows"]] == ["fp16", *CONFIGS]
+    first, int8, *_, last = table["rows"]
+    again = {**done.to_json(), "rows": [first, {**last, "agreement": 0.5}]}
+    add_rows(tables, again)
+    assert [row["config"] for row in table["rows"]] == ["fp16", *CONFIGS]
+    assert (table["rows"][1], table["rows"][-1]["agreement"]) == (int8, 0.5)
+    add_rows(tables, {**again, "n_tokens": 7})
+    assert [len(one["rows"]) for one in tables] == [5, 2]
+    with pytest.raises(ValueError, match=r"^perplexity of fp16 must be "):
+        add_rows(tables, {**again, "rows": [{**first, "perplexity": 2.0}]})
