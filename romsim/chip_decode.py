@@ -10,7 +10,7 @@ from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
 from romsim.energy import GATING, EnergyReport, estimate_energy
 from romsim.gpu_roofline import ByteItem
-from romsim.throughput import profile_token
+from romsim.throughput import mean_decode_cycles, profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token
 from romsim_compiler.technology import Range
@@ -82,7 +82,7 @@ def decode_on_chip(description: Description, context: int) -> ChipDecode:
     energy = {g: estimate_energy(point, context, gating=g, area=area) for g in GATING}
     chosen = energy["isolated"]
     (cycles,) = point.decode_cycles([context - 1])
-    rate = target.clock_mhz * 1e6 / cycles
+    rate = target.clock_mhz * 1e6 / mean_decode_cycles(point, [context])[0]
     layers, head = _formats(point)
     return ChipDecode(
         target=target.name,
@@ -184,6 +184,12 @@ def _notes(description: Description, point: DesignPoint) -> tuple[str, ...]:
         "Cycles are the compiled program's; area and energy are estimates from the technology's "
         "ranges; the clock is the target's."
     ]
+    window = point.target.kv.residual
+    if window:
+        notes.append(
+            f"Tokens/s is the mean over {window} tokens, since the KV cache encodes as many at "
+            f"once; cycles and energy are of the last one."
+        )
     home = point.target.embedding
     if home.head != "rom":
         notes.append("The LM head is off-chip: its time, energy and area are in no figure.")

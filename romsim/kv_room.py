@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from romsim.design_point import DesignPoint
+from romsim.throughput import mean_decode_cycles
 from romsim_compiler.choices import shape_formats
 from romsim_compiler.formats import parse_format
 from romsim_compiler.groups import tensor_shapes
@@ -47,7 +48,7 @@ class CapacityRate:
     """One configuration at one context: the new token included."""
 
     context: int
-    tokens_per_s: float  # of one sequence
+    tokens_per_s: float  # of one sequence; of KIVI and CommVQ the mean over a window
     kv_bytes_read: int  # by the token's attention, all layers, as often as heads read them
     kv_tb_per_s: float  # at that rate
     recompute_ratio: float  # of attention's multiplications without a cache
@@ -251,7 +252,7 @@ def _row(
     held = kv.held(limit)
     endless = kv.slots is not None and limit > 0
     reached = [n for n in contexts if n <= limit]
-    cycles = point.decode_cycles([n - 1 for n in reached], rank=rank)
+    cycles = mean_decode_cycles(point, reached, rank=rank)
     clock = target.clock_mhz * 1e6
     group = spec.n_heads // spec.n_kv_heads
     passes = -(-group // target.attention.heads_parallel)

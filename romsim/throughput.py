@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ __all__ = [
     "Rate",
     "Roof",
     "decode_rates",
+    "mean_decode_cycles",
     "profile_token",
     "roofline",
     "time_to_first_token",
@@ -39,6 +41,19 @@ class Rate:
         return asdict(self)
 
 
+def mean_decode_cycles(
+    point: DesignPoint, contexts: Sequence[int], *, rank: int = 0
+) -> list[float]:
+    """Return the cycles of a decoded token at each context (the new token included).
+
+    Where a codec encodes a window of tokens after its last one, which takes that token many times
+    as long, the mean over the window that ends there; else the token's own.
+    """
+    span = max(1, point.target.kv.residual)
+    windows = [range(max(0, context - span), context) for context in contexts]
+    return [math.fsum(point.decode_cycles(part, rank=rank)) / len(part) for part in windows]
+
+
 def decode_rates(point: DesignPoint, contexts: Sequence[int], *, rank: int = 0) -> tuple[Rate, ...]:
     """Return the speed of decoding at each context.
 
@@ -51,16 +66,17 @@ def decode_rates(point: DesignPoint, contexts: Sequence[int], *, rank: int = 0) 
 
     Notes
     -----
+    Of a codec that encodes windows of tokens at once, the mean over a window.
     The sequencer runs one token's program at a time, so sequences in several slots take turns: the
     aggregate rate equals the single-stream rate. It is a column of its own because other chips'
     published rates are often aggregates.
     """
     clock = point.target.clock_mhz * 1e6
-    cycles = point.decode_cycles([c - 1 for c in contexts], rank=rank)
+    cycles = mean_decode_cycles(point, contexts, rank=rank)
     return tuple(
         Rate(
             context=context,
-            cycles=one,
+            cycles=round(one),
             seconds=one / clock,
             tokens_per_s=clock / one,
             aggregate_tokens_per_s=clock / one,

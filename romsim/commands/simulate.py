@@ -202,3 +202,5 @@ def _timing(
     say(f"{'context':>8} {'cycles':>10} {'tokens/s':>10}")
     for row in rows:
         say(f"{row['context']:>8} {row['cycles']:>10} {row['tokens_per_s']:>10,.0f}")
+    if window := loaded.target.kv.residual:
+        say(f"the KV cache encodes {window} tokens at once: one token in {window} takes longer")

@@ -21,7 +21,7 @@ from romsim_compiler.description import Description
 from romsim_compiler.target_file import list_targets, parse_target
 from romsim_models.registry import named_models
 from tests.command_line import Outcome, run_command
-from tests.tiny_chips import tree
+from tests.tiny_chips import compile_tiny, tree
 
 SCHEMAS = Path(romsim.__file__).parent / "schemas"
 Capture = pytest.CaptureFixture[str]
@@ -291,6 +291,16 @@ def test_timing(name: str, request: pytest.FixtureRequest, capsys: Capture) -> N
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["context", "cycles", "tokens/s"]
     assert [int(line[0]) for line in lines[1:]] == [5, 0]
+
+
+def test_timing_of_a_cache_that_is_encoded_by_windows_says_so(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", kv="kivi-2bit,residual=32")
+    done = run_command(capsys, "simulate", chip.path, "--engine", "timing", "--positions", "30,31")
+    before, at, note = done.out.splitlines()[-3:]
+    assert int(at.split()[1]) > 1.3 * int(before.split()[1])
+    assert note == "the KV cache encodes 32 tokens at once: one token in 32 takes longer"
 
 
 def test_trace_is_written_after_a_run_and_not_before(

@@ -14,9 +14,12 @@ import jsonschema
 import pytest
 
 import romsim
+from romsim.chip_decode import decode_on_chip
 from romsim.cycle import CycleModel
+from romsim.description_point import point_of_description
 from romsim.kv_formulas import kv_bytes
 from romsim.kv_room import KvCapacity, attention_macs, closed_form_tokens, recompute_ratio
+from romsim.throughput import decode_rates
 from romsim_compiler.description import Description
 from romsim_compiler.kv import KV_PRESETS, parse_kv
 from romsim_compiler.kv_sram import stored_bits
@@ -119,13 +122,27 @@ def test_rates_are_those_of_a_chip_that_runs(tiny: Description, tmp_path: Path) 
 
     toml = tmp_path / "chip.toml"
     toml.write_text(write_target(tiny.target), encoding="utf-8")
-    configs = ("vllm,block=4", "h2o,heavy=5,window=4")
-    done = romsim.kv_capacity("tiny-int4", target=toml, configs=configs, contexts=(12,))
-    for row, kv in zip(done.rows, configs, strict=True):
-        model = CycleModel(with_kv(tiny, kv), threads=1)
-        steps = [model.step(token) for token in range(12)]
-        expected = tiny.target.clock_mhz * 1e6 / steps[-1].cycles
-        assert row.rates[0].tokens_per_s == pytest.approx(expected)
+    # a window of 8 tokens is encoded after the 16th, which takes longer
+    spans = {"vllm,block=4": 1, "h2o,heavy=5,window=4": 1, "kivi-2bit,residual=8,group=8": 8}
+    done = romsim.kv_capacity("tiny-int4", target=toml, configs=tuple(spans), contexts=(3, 16))
+    for row, (kv, span) in zip(done.rows, spans.items(), strict=True):
+        chip = with_kv(tiny, kv)
+        model = CycleModel(chip, threads=1)
+        cycles = [model.step(token).cycles for token in range(16)]
+        means = [sum(part) / len(part) for part in (cycles[max(0, n - span) : n] for n in (3, 16))]
+        speeds = [tiny.target.clock_mhz * 1e6 / mean for mean in means]
+        assert [rate.tokens_per_s for rate in row.rates] == pytest.approx(speeds)
+        if kv.startswith("kivi"):
+            assert cycles[-1] > 1.1 * means[1]
+            rates = decode_rates(point_of_description(chip), (3, 16))
+            assert [rate.cycles for rate in rates] == [round(mean) for mean in means]
+            assert rates[1].tokens_per_s == pytest.approx(speeds[1])
+            decoded = decode_on_chip(chip, 16)
+            assert (decoded.cycles, decoded.tokens_per_s) == (cycles[-1], pytest.approx(speeds[1]))
+            assert (
+                "Tokens/s is the mean over 8 tokens, since the KV cache encodes as many at once; "
+                "cycles and energy are of the last one." in decoded.notes
+            )
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 17, 40])
