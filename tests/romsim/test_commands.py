@@ -299,7 +299,7 @@ def test_timing_of_a_cache_that_is_encoded_by_windows_says_so(
     chip = compile_tiny("tiny-int4", tmp_path / "chip", kv="kivi-2bit,residual=32")
     done = run_command(capsys, "simulate", chip.path, "--engine", "timing", "--positions", "30,31")
     before, at, note = done.out.splitlines()[-3:]
-    assert int(at.split()[1]) > 1.3 * int(before.split()[1])
+    assert int(at.split()[1]) > 1.2 * int(before.split()[1])
     assert note == "the KV cache encodes 32 tokens at once: one token in 32 takes longer"
 
 
