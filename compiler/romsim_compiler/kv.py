@@ -102,6 +102,15 @@ class KvConfig:
         return self.retention == "h2o" or self.codec == "tiered"
 
     @property
+    def exact_prefixes(self) -> bool:
+        """Whether prompts may find known prefixes: a hit then gives what computing it gives.
+
+        In pages of tokens that are each encoded by themselves and all kept, since attention reads
+        what is encoded, in a prompt too (docs/kv-sharing.md, section 2).
+        """
+        return self.layout == "paged" and self.retention == "all" and self.codec in _CODE_BITS
+
+    @property
     def granule(self) -> int:
         """Tokens that are encoded together."""
         return self.group if self.codec == "kivi" else 1

@@ -157,11 +157,11 @@ def summary(description: Any) -> dict[str, Any]:
         "fitted",
         "rom",
         "memory",
-        "kv",
         "adapters",
     )
     return {
         **{k: manifest[k] for k in keys},
+        "kv": {**manifest["kv"], "exact_prefixes": description.target.kv.exact_prefixes},
         "target": manifest["target"]["name"],
         "formats": manifest["model"]["formats"],
         "notes": manifest["model"]["notes"],
@@ -170,15 +170,19 @@ def summary(description: Any) -> dict[str, Any]:
     }
 
 
-def _kv_lines(kv: Any, memory: Any) -> list[str]:
+def _kv_lines(kv: Any, memory: Any, *, exact_prefixes: bool) -> list[str]:
     """Return what a person reads about a KV cache that is not the plain one."""
     config = kv["config"]
     if config == {"codec": "int8", "retention": "all", "layout": "contiguous"}:
         return []
     held = f"{kv['slots']} slots, " if kv["slots"] != memory["context"] else ""
+    prefixes = ""
+    if config["layout"] == "paged":
+        prefixes = ", exact prefixes" if exact_prefixes else ", no known prefixes"
     return [
         f"  KV        {','.join(f'{k}={config[k]}' for k in _in_order(config))}; {held}"
         f"{kv['bits_per_element']:g} bits an element, tables of {kv['table_bits']} bits"
+        f"{prefixes}"
     ]
 
 
@@ -221,7 +225,7 @@ def lines(description: Any, out: str) -> list[str]:
         f"padding {100 * rom['padding']:.1f} %",
         f"  context   {memory['context']} tokens, KV {memory['kv_bytes'] / 1e6:.2f} MB of "
         f"{memory['tile_sram_bytes'] / 1e6:.2f} MB tile SRAM",
-        *_kv_lines(manifest["kv"], memory),
+        *_kv_lines(manifest["kv"], memory, exact_prefixes=target.kv.exact_prefixes),
         f"  area      {_area_mm2(description):.2f} mm2 estimated ({target.technology})",
     ]
     accuracy = manifest["accuracy"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -247,3 +249,32 @@ def test_errors(tiny: Description) -> None:
         ),
     ):
         tiered.fork(only)
+
+
+def test_t2_12_the_flag_says_where_known_prefixes_are_exact(tiny: Description) -> None:
+    """Everywhere else they are refused."""
+    codecs = (
+        "fp16",
+        "int8",
+        "int4",
+        "int2",
+        "kivi-2bit,residual=8,group=4",
+        "kvc-q,heavy=4,window=3",
+        "commvq-1bit,residual=8",
+    )
+    policies = ("", ",retention=stream,sinks=1,window=4", ",retention=h2o,heavy=2,window=3")
+    exact = []
+    for codec in codecs:
+        for policy in policies if "," not in codec else policies[:1]:
+            kv = f"{codec}{policy},layout=paged,block=4"
+            chip = with_kv(tiny, kv)
+            assert not with_kv(tiny, f"{codec}{policy},layout=slotmap").target.kv.exact_prefixes
+            model = SimpleNamespace(description=chip, pages=SimpleNamespace())
+            try:
+                SequencePool(cast("CycleModel", model), prefixes=True)
+            except SpecError:
+                assert not chip.target.kv.exact_prefixes, kv
+            else:
+                assert chip.target.kv.exact_prefixes, kv
+                exact.append(codec)
+    assert exact == ["fp16", "int8", "int4", "int2"]
