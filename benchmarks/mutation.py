@@ -14,20 +14,19 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.mutation_report import Component, Report, Tried, place
+from benchmarks.mutation_rules import LOOKS, RULES
 from benchmarks.mutation_scripts import UNITS, unit_design
 from benchmarks.mutation_sources import digest_of
 from benchmarks.mutation_tests import Outcome, designs_of
-from benchmarks.mutation_vector import RULES as VECTOR_RULES
 from benchmarks.mutation_vector import vector_design
 from romsim_models.errors import RomsimError, SpecError
 from romsim_rtl.equivalence import prove_equivalent
-from romsim_rtl.mutant_design import Rule
 from romsim_rtl.mutants import Netlist, Planted
 from romsim_rtl.toolchain import make_safe_folder
 
@@ -47,13 +46,8 @@ TESTS = (
     "sequencer",
     "sincos",
 )
-LARGE = (*UNITS, "vector_unit", "lside")  # units: mutants of each of their files
+LARGE = (*UNITS, "vector_unit")  # units: mutants of each of their files
 _SHARE = 4  # a file of a unit has this part of a component's mutants
-_LSIDE = ("lside",)  # tiles and cells are components of their own
-_LSIDE_CHIP = {"name": "shared_rows"}  # a row over several cells; each chip takes long to convert
-RULES: Mapping[str, Sequence[Rule]] = {"vector_unit": VECTOR_RULES}
-"""What users of a component keep to."""
-
 _HELPERS = ("exact_shift.py", "memory.py", "primitives.py")  # made for whoever calls them
 
 
@@ -151,6 +145,7 @@ def measure_design(
                 lived,
                 top=design.netlist.name,
                 rules=RULES.get(design.component, ()),
+                looks=LOOKS.get(design.component, ()),
                 seconds=seconds,
             )
             proofs = {mutant.number: one for mutant, one in zip(lived, found, strict=True)}
@@ -192,7 +187,7 @@ def _sources(test: str) -> str:
     runners = {"vector_unit": "mutation_vector"} | dict.fromkeys(UNITS, "mutation_scripts")
     return digest_of(
         [
-            f"tests.rtl.test_{test}",
+            UNITS[test].module if test in UNITS else f"tests.rtl.test_{test}",
             f"benchmarks.{runners.get(test, 'mutation_tests')}",
             "romsim_rtl.yosys_mutants",
         ]
@@ -204,8 +199,6 @@ def _designs(test: str) -> Sequence[Subject]:
         return [vector_design()]
     if test in UNITS:
         return [unit_design(test)]
-    if test == "lside":
-        return designs_of("tests.rtl.test_lside", files=_LSIDE, only=_LSIDE_CHIP)
     return designs_of(f"tests.rtl.test_{test}")
 
 

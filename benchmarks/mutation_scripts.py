@@ -13,6 +13,7 @@ from unittest import mock
 
 from benchmarks.mutation_tests import Outcome, calls_of, try_in_a_fork
 from romsim_models.errors import SpecError
+from romsim_rtl.emit import verilog_texts
 from romsim_rtl.memory import VerilogPlatform
 from romsim_rtl.mutants import CONTROL, CONTROL_BITS, Netlist, Planted, netlist_of, plant_mutants
 from tests.rtl.poke import Script, Simulation
@@ -39,6 +40,8 @@ class Unit:
         How the names of the files begin whose lines these tests are for.
     tests
         How the names of the tests begin that are run: those that drive the whole unit.
+    is_top_only
+        Whether what the unit shares, as its tiles, is left whole.
     """
 
     component: str
@@ -47,6 +50,12 @@ class Unit:
     goldens: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     tests: tuple[str, ...] = ("test_",)
+    is_top_only: bool = False
+
+    def netlist(self, component: Any, name: str) -> Netlist:
+        """Give what is mutated."""
+        platform = VerilogPlatform()
+        return netlist_of(component, name, platform=platform, is_top_only=self.is_top_only)
 
 
 _N_FILES = 16  # no unit has more
@@ -66,6 +75,13 @@ UNITS = {
         goldens=("apply",),
         files=("lora_",),
         tests=("test_adapters", "test_without_an_adapter"),
+    ),
+    "lside": Unit(
+        component="lside",
+        module="tests.rtl.test_lside_chip",
+        shapes="CHIPS",
+        files=("lside",),
+        is_top_only=True,
     ),
 }
 
@@ -116,7 +132,7 @@ class ScriptRunner:
 
     def __init__(self, unit: Unit, shape: str, folder: Path, *, count: int, seed: int) -> None:
         module: Any = importlib.import_module(unit.module)
-        self.files = unit.files
+        self._unit = unit
         self.top = ""
         self._mutant = 0
         self._plan = (folder, count, seed)
@@ -163,8 +179,8 @@ class ScriptRunner:
     def _plant(self, component: Any, name: str) -> Path:
         folder, count, seed = self._plan
         self.top = name
-        self.netlist: Netlist = netlist_of(component, name, platform=VerilogPlatform())
-        self.planted: Planted = _plant(self.netlist, folder, self.files, count, seed)
+        self.netlist = self._unit.netlist(component, name)
+        self.planted: Planted = _plant(self.netlist, folder, self._unit.files, count, seed)
         return self.planted.verilog
 
     def _simulation_class(self) -> type[Simulation]:
@@ -172,9 +188,13 @@ class ScriptRunner:
 
         class Mutated(Simulation):
             def emit(self, component: Any, name: str, folder: Path) -> list[Path]:
-                verilog = runner._plant(component, name)
+                files = [runner._plant(component, name)]
                 self.ports[CONTROL] = (len(self.ports), CONTROL_BITS)
-                return [verilog]
+                texts = verilog_texts(component, name) if runner.netlist.whole else {}
+                for module in runner.netlist.whole:
+                    files.append(folder / f"{module}.v")
+                    files[-1].write_text(texts[files[-1].name])
+                return files
 
             def script(self) -> Script:
                 script = super().script()
@@ -226,5 +246,4 @@ def unit_design(name: str) -> UnitDesign:
     module: Any = importlib.import_module(unit.module)
     shape = next(iter(getattr(module, unit.shapes)))
     component, top = module.make_simulation(shape, Path(), lambda *given, **_: given[:2])
-    netlist = netlist_of(component, top, platform=VerilogPlatform())
-    return UnitDesign(unit=unit, shape=shape, netlist=netlist)
+    return UnitDesign(unit=unit, shape=shape, netlist=unit.netlist(component, top))

@@ -9,7 +9,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -42,20 +42,12 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Design:
-    """A design and every test that simulates it.
-
-    Parameters
-    ----------
-    files
-        How the names of the files begin that are mutated, each of them as often; all by default,
-        as it comes.
-    """
+    """A design and every test that simulates it."""
 
     component: str
     netlist: Netlist
     ports: tuple[Port, ...]
     calls: list[Call] = field(default_factory=list)
-    files: tuple[str, ...] = ()
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -64,11 +56,7 @@ class Design:
 
     def plant(self, folder: Path, *, count: int, seed: int) -> Planted:
         """Plant the mutants without building anything."""
-        if not self.files:
-            return plant_mutants(self.netlist, folder, count=count, seed=seed)
-        return plant_mutants(
-            self.netlist, folder, count=count * 16, seed=seed, files=self.files, each=count
-        )
+        return plant_mutants(self.netlist, folder, count=count, seed=seed)
 
     def make_runner(self, folder: Path, *, count: int, seed: int) -> SteppedRunner:
         """Build the design with mutants in it."""
@@ -143,31 +131,19 @@ def _capture(component: Any, bench: Bench, ports: Ports) -> None:
     raise _Captured(component, ports)
 
 
-def designs_of(
-    test_module: str,
-    *,
-    files: tuple[str, ...] = (),
-    only: Mapping[str, Any] = MappingProxyType({}),
-) -> list[Design]:
+def designs_of(test_module: str) -> list[Design]:
     """Find the designs that a test module simulates through ``tests.rtl.stepped``.
 
     Tests of the same netlist stand together: each of them is a chance to catch its mutants.
-
-    Parameters
-    ----------
-    files
-        How the names of the files begin that are mutated.
-    only
-        Values that the tests' parameters must have.
     """
     module = importlib.import_module(test_module)
     found: dict[str, Design] = {}
-    for call in calls_of(module, only=only):
+    for call in calls_of(module):
         try:
             with run_by(_capture):
                 call.run()
         except _Captured as captured:
-            design = replace(_design(module, captured), files=files)
+            design = _design(module, captured)
             found.setdefault(design.netlist.key, design).calls.append(call)
     return list(found.values())
 

@@ -8,42 +8,13 @@ from pathlib import Path
 
 from benchmarks.mutation_tests import Outcome, try_in_a_fork
 from romsim_models.errors import SpecError
-from romsim_rtl.encoding import FIELDS, OPS
 from romsim_rtl.memory import VerilogPlatform
-from romsim_rtl.mutant_design import Rule
 from romsim_rtl.mutants import CONTROL, Netlist, Planted, netlist_of, plant_mutants
 from tests.rtl.test_vector_unit import SEEDS, SHAPES, scenarios
 from tests.rtl.vector_bench import VERILOG, Bench, Shape
 from tests.rtl.vector_scenario import Scenario
 
-__all__ = ["RULES", "VectorDesign", "VectorRunner", "vector_design"]
-
-
-def _field(name: str, most: int) -> Rule:
-    """Say the largest value that programs have in a field of the instruction."""
-    at = 0
-    for one, (bits, _) in FIELDS.items():
-        if one == name:
-            return Rule(when="start", port="instr", at=at, bits=bits, most=most)
-        at += bits
-    raise KeyError(name)
-
-
-def _rules(shape: Shape) -> tuple[Rule, ...]:
-    """Give what docs/rtl.md and docs/machine.md promise to unit V."""
-    n_words = -(-shape.dim // shape.word_codes)
-    longest = max(shape.dim, shape.hidden_dim, shape.n_heads * shape.head_dim)
-    return (
-        Rule(when="start", port="busy", most=0),
-        _field("op", max(OPS.values())),
-        _field("token", shape.n_inflight - 1),
-        _field("planes", 8),
-        _field("n_cols", longest if shape.has_sub_norms else shape.dim),
-        _field("gain_base", shape.n_gain_words - 1),
-        Rule(when="ly_valid", port="ly_token", bits=3, most=shape.n_inflight - 1),
-        Rule(when="em_valid", port="em_word", bits=10, most=n_words - 1),
-        Rule(when="em_valid", port="em_plane", bits=4, most=7),
-    )
+__all__ = ["VectorDesign", "VectorRunner", "vector_design"]
 
 
 _FILES = ("vector_", "primitives")
@@ -168,7 +139,3 @@ def vector_design() -> VectorDesign:
     shape = next(iter(SHAPES))
     netlist = netlist_of(SHAPES[shape].unit(), "romsim_vector", platform=VerilogPlatform())
     return VectorDesign(shape=shape, netlist=netlist)
-
-
-RULES = _rules(next(iter(SHAPES.values())))
-"""What users of the unit in that shape keep to."""

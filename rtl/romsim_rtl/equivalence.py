@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from romsim_rtl import mutant_design, mutant_miter, yosys_equivalence
-from romsim_rtl.mutant_design import Rule
+from romsim_rtl.mutant_design import Look, Rule
 from romsim_rtl.mutants import Mutant, Planted
 from romsim_rtl.toolchain import make_safe_folder
 
@@ -25,6 +25,7 @@ def prove_equivalent(
     *,
     top: str,
     rules: Sequence[Rule] = (),
+    looks: Sequence[Look] = (),
     seconds: int = 10,
 ) -> list[str]:
     """Try to prove that mutants and their design cannot be told apart.
@@ -39,9 +40,11 @@ def prove_equivalent(
         Name of the top module.
     rules
         What every user of the design keeps to, as its interface says; after a breach nothing
-        counts. All outputs count in every cycle.
+        counts.
+    looks
+        Where users look at outputs, as the interface says. All others count in every cycle.
     seconds
-        Longest single search of the solver; there are several for each mutant.
+        Longest single search of the solver, of processor time; there are several for each mutant.
 
     Returns
     -------
@@ -52,7 +55,8 @@ def prove_equivalent(
     """
     parts = (mutant_design, mutant_miter, yosys_equivalence)
     machinery = [Path(str(part.__file__)).read_text() for part in parts]
-    content = [planted.netlist.read_text(), *machinery, top, list(map(asdict, rules)), seconds]
+    said = [list(map(asdict, rules)), list(map(asdict, looks))]
+    content = [planted.netlist.read_text(), *machinery, top, said, seconds]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     folder = make_safe_folder() / "equivalence"
     folder.mkdir(exist_ok=True)
@@ -63,7 +67,8 @@ def prove_equivalent(
         kept.append(folder / own.hexdigest())
     missing = [index for index, file in enumerate(kept) if not file.is_file()]
     if missing:
-        found = _search(planted, [mutants[index] for index in missing], top, rules, seconds)
+        asked = [mutants[index] for index in missing]
+        found = _search(planted, asked, top, rules, looks, seconds)
         for index, proof in zip(missing, found, strict=False):
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as aside:
                 aside.write(proof)
@@ -76,6 +81,7 @@ def _search(
     mutants: Sequence[Mutant],
     top: str,
     rules: Sequence[Rule],
+    looks: Sequence[Look],
     seconds: int,
 ) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +91,7 @@ def _search(
             "top": top,
             "commands": [mutant.command for mutant in mutants],
             "rules": list(map(asdict, rules)),
+            "looks": list(map(asdict, looks)),
             "seconds": seconds,
             "result": str(result),
         }

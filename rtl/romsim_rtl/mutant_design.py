@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CONTROL", "REGISTERS", "Design", "Rule"]
+__all__ = ["CONTROL", "REGISTERS", "Design", "Look", "Rule"]
 
 CONTROL = "mutant"
 """Input that selects a mutant."""
@@ -14,9 +14,12 @@ CONTROL = "mutant"
 REGISTERS = ("$dff", "$dffe", "$sdff", "$sdffe", "$sdffce")
 """Cells of yosys that are registers."""
 
-_MACRO_OUTPUTS = ("r_data", "value", "gated")
+# of memories, macros, and unit L's tile
+_MACRO_OUTPUTS = ("r_data", "value", "gated", "rows", "clipped", "em_word")
 # an input of a memory or macro that is read only where another is 1
-_ENABLES = {"r_addr": "r_en", "w_addr": "w_en", "w_mask": "w_en", "w_data": "w_en"}
+_ENABLES = {"r_addr": "r_en", "w_addr": "w_en", "w_mask": "w_en", "w_data": "w_en"} | {
+    **{"rom_addr": "rom_en", "em_mine": "em_en", "em_cell": "em_en"},  # the tile's
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,8 @@ class Rule:
         Port of one bit.
     port, at, bits
         The field: bits ``at`` to ``at + bits - 1`` of a port.
-    most
-        Its largest value, unsigned.
+    most, least
+        Its largest and its least value, unsigned.
     """
 
     when: str
@@ -38,6 +41,26 @@ class Rule:
     at: int = 0
     bits: int = 1
     most: int = 0
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Where users of the design look at an output: where another, which always counts, is not 0.
+
+    Parameters
+    ----------
+    port
+        The output.
+    when
+        The other.
+    at
+        Bit of the other that counts; any of them by default.
+    """
+
+    port: str
+    when: str
+    at: int | None = None
 
 
 class Design:
@@ -60,8 +83,9 @@ class Design:
                 self.selects.setdefault(number, []).append(links["Y"][0])
                 del self.cells[name]
                 continue
+            ways = {p: p.partition("__")[0] in _MACRO_OUTPUTS for p in links}
             cell.setdefault(
-                "port_directions", {p: "output" if p in _MACRO_OUTPUTS else "input" for p in links}
+                "port_directions", {p: "output" if out else "input" for p, out in ways.items()}
             )
             for port, bits in links.items():
                 top = max(top, *(bit for bit in bits if isinstance(bit, int)), 1)

@@ -8,11 +8,12 @@ feeds them is compared like an output.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from romsim_rtl.mutant_design import REGISTERS, Design, Rule
+from romsim_rtl.mutant_design import REGISTERS, Design, Look, Rule
 
 __all__ = ["Cut", "build_miter"]
 
@@ -299,27 +300,35 @@ class _Miter:
 
     # --- what must be equal --------------------------------------------------------------------
 
-    def differences(self) -> list[Any]:
-        """Give a bit for everything that is compared: whether it differs."""
-        flags = [
-            self._differ(bit)
-            for port in self.design.ports.values()
-            for bit in (port["bits"] if port["direction"] == "output" else ())
-            if bit in self.twice
-        ]
-        for name, port, index in sorted(self.compared):
-            cell = self.design.cells[name]
-            if cell["type"] in REGISTERS:
-                ways = [self.following(name, index, second) for second in (False, True)]
-                flags.append(self.gate("$_XOR_", A=ways[0], B=ways[1]))
-                continue
-            links = cell["connections"]
-            flag = self._differ(links[port][index])
-            enable = self.design.enable(name, port, index)
-            if enable is not None:  # which is compared itself
-                flag = self.gate("$_AND_", A=flag, B=self.bit(enable, False))
-            flags.append(flag)
-        return flags
+    def differences(self, looks: Sequence[Look]) -> list[Callable[[], Any]]:
+        """Give for everything that is compared what makes a bit: whether it differs."""
+        flags: list[Callable[[], Any]] = []
+        for name, port in self.design.ports.items():
+            if port["direction"] == "output":
+                whens = [look for look in looks if look.port == name]
+                bits = [bit for bit in port["bits"] if bit in self.twice]
+                flags += [partial(self._output_differs, bit, whens) for bit in bits]
+        return flags + [partial(self._input_differs, *one) for one in sorted(self.compared)]
+
+    def _output_differs(self, bit: Any, whens: Sequence[Look]) -> Any:
+        flag = self._differ(bit)
+        for look in whens:
+            bits = self.design.ports[look.when]["bits"]
+            bits = bits if look.at is None else [bits[look.at]]
+            here = self.any([self.bit(one, False) for one in bits])
+            flag = self.gate("$_AND_", A=flag, B=here)
+        return flag
+
+    def _input_differs(self, name: str, port: str, index: int) -> Any:
+        cell = self.design.cells[name]
+        if cell["type"] in REGISTERS:
+            ways = [self.following(name, index, second) for second in (False, True)]
+            return self.gate("$_XOR_", A=ways[0], B=ways[1])
+        flag = self._differ(cell["connections"][port][index])
+        enable = self.design.enable(name, port, index)
+        if enable is not None:  # which is compared itself
+            flag = self.gate("$_AND_", A=flag, B=self.bit(enable, False))
+        return flag
 
     def _differ(self, bit: Any) -> Any:
         return self.gate("$_XOR_", A=self.bit(bit, False), B=self.bit(bit, True))
@@ -330,14 +339,25 @@ class _Miter:
         for rule in rules:
             (when,) = self.design.ports[rule.when]["bits"]
             word = self.design.ports[rule.port]["bits"][rule.at : rule.at + rule.bits]
-            is_more: Any = "0"
-            for index, one in enumerate(word):  # from the lowest bit on
-                kind = "$_AND_" if rule.most >> index & 1 else "$_OR_"
-                is_more = self.gate(kind, A=self.bit(one, False), B=is_more)
-            flags.append(self.gate("$_AND_", A=self.bit(when, False), B=is_more))
+            bits = [self.bit(one, False) for one in word]
+            outside = self._exceeds(bits, rule.most)
+            if rule.least:
+                inverted = [self.gate("$_NOT_", A=bit) for bit in bits]
+                is_less = self._exceeds(inverted, (1 << len(bits)) - 1 - rule.least)
+                outside = self.any([outside, is_less])
+            flags.append(self.gate("$_AND_", A=self.bit(when, False), B=outside))
         return flags
 
-    def build(self, rules: Sequence[Rule]) -> dict[str, Any]:
+    def _exceeds(self, bits: Sequence[Any], most: int) -> Any:
+        is_more: Any = "0"
+        for index, bit in enumerate(bits):  # from the lowest on
+            kind = "$_AND_" if most >> index & 1 else "$_OR_"
+            is_more = self.gate(kind, A=bit, B=is_more)
+        return is_more
+
+    def build(
+        self, rules: Sequence[Rule], looks: Sequence[Look], part: int, n_parts: int
+    ) -> dict[str, Any]:
         """Build the module."""
         self.begun, ever = self.fresh(), self.fresh()
         if "rst" in self.design.ports:
@@ -345,7 +365,9 @@ class _Miter:
             self.made[rst, False] = self.gate("$_OR_", A=self.free(), B=self.begun)
         self.reach()
         self.look_behind()
-        differ = self.any(self.differences())
+        flags = self.differences(looks)
+        size = -(-len(flags) // n_parts)
+        differ = self.any([make() for make in flags[part * size : (part + 1) * size]])
         broken = self.any([ever, *self.breaches(rules)])
         self.emit()
         begun = self.gate("$_NOT_", A=self.begun)
@@ -365,7 +387,14 @@ class _Miter:
 
 
 def build_miter(
-    design: Design, number: int, cut: Cut, rules: Sequence[Rule]
+    design: Design,
+    number: int,
+    cut: Cut,
+    rules: Sequence[Rule],
+    looks: Sequence[Look],
+    *,
+    part: int = 0,
+    n_parts: int = 1,
 ) -> tuple[dict[str, Any], int]:
     """Build the miter of a mutant.
 
@@ -379,6 +408,10 @@ def build_miter(
         Where the miter ends.
     rules
         What every user of the design keeps to; after a breach nothing counts.
+    looks
+        Where they look at outputs.
+    part, n_parts
+        Which of so many parts of what is compared; nothing differs if nothing does in any part.
 
     Returns
     -------
@@ -387,4 +420,4 @@ def build_miter(
         something differs; and how many bits of state stand twice.
     """
     miter = _Miter(design, number, cut)
-    return miter.build(rules), len(miter.states)
+    return miter.build(rules, looks, part, n_parts), len(miter.states)

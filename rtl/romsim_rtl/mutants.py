@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,18 @@ class Netlist:
         Top module.
     texts
         RTLIL of each module by name, the top first.
+    whole
+        RTLIL of modules that stay as they are, without mutants.
     """
 
     name: str
     texts: Mapping[str, str]
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """SHA-256 of the content, in hexadecimal."""
-        content = json.dumps([self.name, *self.texts.items()])
+        content = json.dumps([self.name, *self.texts.items(), *self.whole.items()])
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -122,6 +125,7 @@ def netlist_of(
     *,
     platform: Any = None,
     ports: Mapping[str, tuple[Any, str]] | None = None,
+    is_top_only: bool = False,
 ) -> Netlist:
     """Convert a component to RTLIL that says which line made what.
 
@@ -135,6 +139,8 @@ def netlist_of(
         Passed to ``elaborate``. Components in its ``shared`` become modules of their own.
     ports
         Signals with "i" or "o", by name, in place of a signature.
+    is_top_only
+        Whether the modules that the component shares are left whole.
     """
     pending: dict[str, Any] = {name: component}
     texts: dict[str, str] = {}
@@ -155,7 +161,8 @@ def netlist_of(
         texts[module] = _SOURCE.sub(r"\1", text)
         shared = getattr(platform, "shared", {})
         pending |= {k: v for k, v in shared.items() if k not in texts and k not in pending}
-    return Netlist(name=name, texts=texts)
+    top = {name: texts.pop(name)} if is_top_only else texts
+    return Netlist(name=name, texts=top, whole=texts if is_top_only else {})
 
 
 def _signature_ports(component: Any) -> dict[str, tuple[Any, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from romsim_rtl.mutant_design import CONTROL, Design, Rule
+from romsim_rtl.mutant_design import CONTROL, Design, Look, Rule
 from romsim_rtl.mutant_miter import Cut, build_miter
 
 __all__ = ["prove"]
@@ -32,7 +33,8 @@ _CUTS = tuple(
         (3, 2, True, True),
     )
 )
-_LARGEST = 3_000  # cells of a miter that is still solved
+_LARGEST = 3_000  # cells of a miter that is still solved; larger ones are divided
+_PARTS = (1, 8, 64)
 _MOST_PRODUCTS = 1_500  # bits times bits of its multipliers, which are slow to solve
 Run = Callable[[str], str]
 
@@ -44,8 +46,8 @@ def prove(plan_file: str) -> None:
     ----------
     plan_file
         JSON: ``netlist``, ``top``, ``commands`` (the mutants in yosys' words), ``rules`` (fields
-        of `Rule`), ``seconds`` (of one search), ``result``: a file for
-        a JSON list, in their order.
+        of `Rule`), ``looks`` (of `Look`), ``seconds`` (of one search), ``result``: a file for a
+        JSON list, in their order.
     """
     plan: dict[str, Any] = json.loads(Path(plan_file).read_text())
     import pyosys.libyosys as ys  # a native library of 100 MB that only this needs
@@ -61,13 +63,14 @@ def prove(plan_file: str) -> None:
 
         flat = _flatten(run, plan, folder)
         rules = [Rule(**fields) for fields in plan["rules"]]
+        looks = [Look(**fields) for fields in plan["looks"]]
         proofs = {
             number: "" if number in flat.selects else "combinational"  # nothing comes of the bit
             for number in range(1, len(plan["commands"]) + 1)
         }
         for cut in _CUTS:
             pending = [number for number, proof in proofs.items() if not proof]
-            proofs |= _prove(run, flat, pending, rules, cut, plan["seconds"])
+            proofs |= _prove(run, flat, pending, rules, looks, cut, plan["seconds"])
         Path(plan["result"]).write_text(json.dumps(list(proofs.values())))
 
 
@@ -97,22 +100,19 @@ def _prove(
     flat: Design,
     numbers: Sequence[int],
     rules: Sequence[Rule],
+    looks: Sequence[Look],
     cut: Cut,
     seconds: int,
 ) -> dict[int, str]:
     """Prove what can be proved with one cut: all miters are mapped to gates at once."""
-    modules, how = {}, {}
+    modules: dict[str, Any] = {}
+    parts: dict[int, list[str]] = {}
+    how = {}
     for number in numbers:
-        module, n_states = build_miter(flat, number, cut, rules)
-        products = sum(
-            len(cell["connections"]["A"]) * len(cell["connections"]["B"])
-            for cell in module["cells"].values()
-            if cell["type"] == "$mul"
-        )
-        if products > _MOST_PRODUCTS or len(module["cells"]) > _LARGEST:
-            continue
-        if n_states or not cut.depth:  # else nothing more is reached than with another cut
-            modules[f"miter{number}"] = module
+        made, n_states = _divide(flat, number, cut, rules, looks)
+        if made and (n_states or not cut.depth):  # else no more is reached than with another cut
+            parts[number] = [f"miter{number}_{part}" for part in range(len(made))]
+            modules |= zip(parts[number], made, strict=True)
             how[number] = "induction" if n_states else "combinational"
     if not modules:
         return {}
@@ -123,14 +123,42 @@ def _prove(
     for command in ("opt_expr", "opt_clean", "alumacc", "simplemap", "techmap", "opt_clean"):
         run(command)
     run("aigmap")
-    proofs = {}
-    for number, proof in how.items():
-        run("setattr -mod -unset top *")
-        run(f"setattr -mod -set top 1 miter{number}")
-        run("write_aiger -zinit miter.aig")
-        if _holds(seconds):
-            proofs[number] = proof
-    return proofs
+    return {
+        number: proof
+        for number, proof in how.items()
+        if all(_is_proved(run, module, seconds) for module in parts[number])
+    }
+
+
+def _divide(
+    flat: Design, number: int, cut: Cut, rules: Sequence[Rule], looks: Sequence[Look]
+) -> tuple[list[dict[str, Any]], int]:
+    """Build a mutant's miter, or several that compare a part each if it is too large; or none."""
+    n_states = 0
+    for n_parts in _PARTS:
+        made: list[dict[str, Any]] = []
+        while len(made) < n_parts:
+            module, n_states = build_miter(
+                flat, number, cut, rules, looks, part=len(made), n_parts=n_parts
+            )
+            products = sum(
+                len(cell["connections"]["A"]) * len(cell["connections"]["B"])
+                for cell in module["cells"].values()
+                if cell["type"] == "$mul"
+            )
+            if products > _MOST_PRODUCTS or len(module["cells"]) > _LARGEST:
+                break
+            made.append(module)
+        else:
+            return made, n_states
+    return [], n_states
+
+
+def _is_proved(run: Run, module: str, seconds: int) -> bool:
+    run("setattr -mod -unset top *")
+    run(f"setattr -mod -set top 1 {module}")
+    run("write_aiger -zinit miter.aig")
+    return _holds(seconds)
 
 
 def _holds(seconds: int) -> bool:
@@ -142,20 +170,20 @@ def _holds(seconds: int) -> bool:
     if lines[1 + n_registers] == b"0":  # the output is a constant, of which pdr says nothing
         return True
 
-    try:
-        done = subprocess.run(
-            [
-                str(Path(pyosys.__file__).parent / "yosys-abc"),
-                "-c",
-                f"read_aiger miter.aig; pdr -T {seconds}",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=3 * seconds + 10,
-        )
-    except subprocess.TimeoutExpired:
-        return False
+    def limit() -> None:  # processor time: what else the machine does must not matter
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    done = subprocess.run(
+        [
+            str(Path(pyosys.__file__).parent / "yosys-abc"),
+            "-c",
+            "read_aiger miter.aig; pdr",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
     return "Property proved" in done.stdout
 
 

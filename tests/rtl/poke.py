@@ -167,6 +167,7 @@ class Simulation:
             args=["-Wno-fatal", "-Wno-lint", "--x-initial", "unique", "--x-assign", "unique"],
         )
         self.folder = folder
+        self.arguments: list[str] = []  # of the simulation, such as where ROM images are
 
     def emit(self, component: Any, name: str, folder: Path) -> list[Path]:
         """Write a component's Verilog and that of the modules that it shares."""
@@ -198,7 +199,9 @@ class Simulation:
         source, result = self.folder / "script.bin", self.folder / "result.bin"
         source.write_bytes(bytes(script.data) + struct.pack("<I", 0))
         subprocess.run(
-            [str(self.build.executable), str(source), str(result)], check=True, timeout=timeout
+            [str(self.build.executable), str(source), str(result), *self.arguments],
+            check=True,
+            timeout=timeout,
         )
         data = result.read_bytes()
         values, at = [], 0

@@ -34,6 +34,7 @@ class Chip:
     lane_bits: int = 4
     is_ternary: bool = False
     scale_group: int = 32
+    rom_rows: int = 256
     has_minima: bool = True
     n_lanes: int = 32
     collect_cycles: int = 1
@@ -52,7 +53,7 @@ class Chip:
         return Array(
             n_tiles=self.n_tiles,
             n_cells=self.n_cells,
-            rom_rows=256,
+            rom_rows=self.rom_rows,
             word_codes=self.word_codes,
             lane_bits=self.lane_bits,
             encoding="ternary" if self.is_ternary else "unsigned",
@@ -89,7 +90,7 @@ class Chip:
         return LSideConfig(
             tile=LTileConfig(
                 n_cells=self.n_cells,
-                rom_rows=256,
+                rom_rows=self.rom_rows,
                 ks_logs=tuple(sorted(logs)),
                 cell=cell,
                 x=XBufferSizes(
@@ -168,7 +169,7 @@ class Matrix:
         chip, mapping = self.chip, self.chip.mapping()
         size = chip.word_codes
         digit = 2 if chip.is_ternary and chip.code_bits == 2 else chip.array().plane_shift
-        rom = [[[0] * 256 for _ in range(chip.n_cells)] for _ in range(chip.n_tiles)]
+        rom = [[[0] * chip.rom_rows for _ in range(chip.n_cells)] for _ in range(chip.n_tiles)]
         rt = chip.n_cells // mapping.ks
         n_words = -(-chip.n_cols // size)
         for i in range(chip.n_rows):

@@ -151,11 +151,15 @@ class Golden:
         self, x: Sequence[int], *, eps: int, root: int, buffer: Sequence[int]
     ) -> list[int]:
         """Give the norm before the gains."""
-        t = max(or_magnitudes(buffer).bit_length() - 24, -10)
-        n = sum(shr(value, t) ** 2 for value in x) + rne(eps, 2 * (t + 10))
-        y, h = self.rsqrt(n)
+        t, squares = self.squares(x, buffer)
+        y, h = self.rsqrt(squares + rne(eps, 2 * (t + 10)))
         scale = rne(y * root, 26)
         return [shr(value * scale, h + t - 2) for value in x]
+
+    def squares(self, x: Sequence[int], buffer: Sequence[int]) -> tuple[int, int]:
+        """Give a norm's shift, and its sum of squares without epsilon."""
+        t = max(or_magnitudes(buffer).bit_length() - 24, -10)
+        return t, sum(shr(value, t) ** 2 for value in x)
 
     def add(self, y: Sequence[int], d: Sequence[int] | None) -> list[int]:
         if d is None:

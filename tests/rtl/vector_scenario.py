@@ -342,6 +342,8 @@ class Scenario:
         if rnd.random() < 0.5:  # of a small vector, a small one is seen in full
             most = 36 if max(map(abs, whole)) < 16 else 62
             eps = rnd.getrandbits(rnd.randrange(1, most))
+        if rnd.random() < 0.4:
+            eps = self._epsilon_at_an_edge(source, whole, root) or eps
         if rnd.random() < 0.4:  # products with gains near ties of their rounding
             gain_shift = rnd.randrange(2, 23)
             for index, n in enumerate(
@@ -373,6 +375,23 @@ class Scenario:
                 "gains": beats(length),
             },
         )
+
+    def _epsilon_at_an_edge(self, x: list[int], buffer: list[int], root: int) -> int | None:
+        """Find an epsilon at which the sum's last bits are seen, which the root cuts off."""
+        rnd = self.random
+        t, squares = self.golden.squares(x, buffer)
+        n_cut = max(0, squares.bit_length() - 32)
+        for _ in range(12):
+            edge = (squares >> n_cut) + rnd.randrange(1, 1 << 12) << n_cut
+            pair = [edge - squares << 2 * (t + 10), edge - 1 - squares << 2 * (t + 10)]
+            if max(pair) >> 62:
+                continue
+            at, below = (
+                self.golden.normalised(x, eps=eps, root=root, buffer=buffer) for eps in pair
+            )
+            if at != below:
+                return rnd.choice(pair)
+        return None
 
     def rope(self, token: int, pos: int) -> None:
         shape = self.shape

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import random
 
+import numpy as np
+
 from tests.rtl.vector_bench import TABLES
-from tests.rtl.vector_golden import Golden
 
 __all__ = ["factor_near_tie", "gates_near_ties", "near_half"]
 
@@ -38,12 +39,21 @@ def factor_near_tie(rnd: random.Random, other: int, bits: int, more: int = 0) ->
 
 @functools.cache
 def gates_near_ties(activation: str) -> list[int]:
-    """Give gates whose activation is rounded near a tie, the nearest of many."""
-    rnd, golden = random.Random(1), Golden(TABLES)
-    bits = 20 if activation == "silu" else 16
-    found = []
-    for _ in range(20_000):
-        gate = rnd.randrange(-(1 << 21), 1 << 21) >> rnd.randrange(8)
-        exact = gate * golden.sigmoid(gate) if activation == "silu" else max(gate, 0) ** 2
-        found.append((abs(exact % (1 << bits) - (1 << bits >> 1)), gate))
-    return [gate for _, gate in sorted(found)[:600]]
+    """Give gates whose activation is rounded near a tie: the nearest, and some of each distance."""
+    gates = np.arange(1 - (1 << 20), 1 << 20)
+    if activation == "silu":
+        bits, table = 20, np.array(TABLES["SIG"], dtype=np.int64)
+        sizes = np.abs(gates)
+        at, rest = sizes >> 10, sizes & 1023
+        rise = (table[at + 1] - table[at]) * rest
+        sigma = table[at] + (rise + 511 + (rise >> 10 & 1) >> 10)
+        exact = gates * np.where(gates < 0, (1 << 20) - sigma, sigma)
+    else:
+        bits, exact = 16, np.maximum(gates, 0) ** 2
+    distances = np.abs(exact % (1 << bits) - (1 << bits >> 1))
+    order = np.argsort(distances, kind="stable")
+    found = order[:400].tolist()
+    for bit in range(bits):
+        first, last = np.searchsorted(distances[order], (1 << bit, 2 << bit))
+        found += order[first:last][:: max(1, (last - first) // 30)].tolist()
+    return [int(gates[index]) for index in found]
