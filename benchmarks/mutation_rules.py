@@ -10,9 +10,10 @@ from tests.rtl.test_lside_chip import SIZES
 from tests.rtl.test_vector_unit import SHAPES
 from tests.rtl.vector_bench import Shape
 
-__all__ = ["LOOKS", "RULES"]
+__all__ = ["CODE_BITS", "LOOKS", "RULES"]
 
-_CODE_BITS = 8  # no format has more, and the digits of a code are its planes
+CODE_BITS = 8
+"""No format has more; the digits of a code are its planes."""
 
 
 def _field(name: str, most: int, *, least: int = 0, when: str = "start") -> Rule:
@@ -29,7 +30,7 @@ def _vector_rules(shape: Shape) -> tuple[Rule, ...]:
     """Give what docs/rtl.md and docs/machine.md promise to unit V."""
     n_words = -(-shape.dim // shape.word_codes)
     longest = max(shape.dim, shape.hidden_dim, shape.n_heads * shape.head_dim)
-    n_planes = _CODE_BITS // (1 if shape.encoding == "ternary" else shape.lane_bits)
+    n_planes = CODE_BITS // (1 if shape.encoding == "ternary" else shape.lane_bits)
     return (
         Rule(when="start", port="busy", most=0),
         _field("op", max(OPS.values())),
@@ -45,7 +46,7 @@ def _vector_rules(shape: Shape) -> tuple[Rule, ...]:
 
 def _lside_rules() -> tuple[Rule, ...]:
     """Give what docs/rtl.md and docs/machine.md promise to unit L."""
-    n_planes = _CODE_BITS // SIZES.lane_bits
+    n_planes = CODE_BITS // SIZES.lane_bits
     return (
         Rule(when="start", port="busy", most=0),
         Rule(when="embed", port="busy", most=0),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from romsim_rtl import mutant_design, mutant_miter, yosys_equivalence
+from romsim_rtl import mutant_design, mutant_gates, mutant_miter, yosys_equivalence
 from romsim_rtl.mutant_design import Look, Rule
 from romsim_rtl.mutants import Mutant, Planted
 from romsim_rtl.toolchain import make_safe_folder
@@ -53,7 +53,7 @@ def prove_equivalent(
         state, "induction" if outputs stay equal for ever after a reset from any common state;
         empty if neither was proved. What came of it is kept in the cache, by content.
     """
-    parts = (mutant_design, mutant_miter, yosys_equivalence)
+    parts = (mutant_design, mutant_gates, mutant_miter, yosys_equivalence)
     machinery = [Path(str(part.__file__)).read_text() for part in parts]
     said = [list(map(asdict, rules)), list(map(asdict, looks))]
     content = [planted.netlist.read_text(), *machinery, top, said, seconds]

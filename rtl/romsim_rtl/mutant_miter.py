@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from romsim_rtl.mutant_design import REGISTERS, Design, Look, Rule
+from romsim_rtl.mutant_gates import Gates
 
 __all__ = ["Cut", "build_miter"]
 
@@ -43,14 +44,12 @@ class Cut:
     multiplies: bool
 
 
-class _Miter:
+class _Miter(Gates):
     def __init__(self, design: Design, number: int, cut: Cut) -> None:
+        super().__init__(design.first_free)
         self.design, self.cut = design, cut
         self.select = set(design.selects[number])
         self.unselected = {bit for n, bits in design.selects.items() if n != number for bit in bits}
-        self.next_bit = design.first_free
-        self.cells: dict[str, Any] = {}
-        self.inputs: dict[str, Any] = {}
         self.twice: set[Any] = set(self.select)
         self.states: set[Any] = set()  # register bits that stand twice
         self.compared: set[tuple[str, str, int]] = set()
@@ -146,49 +145,6 @@ class _Miter:
         return list(outs)
 
     # --- the netlist ---------------------------------------------------------------------------
-
-    def fresh(self) -> int:
-        """Make a new bit."""
-        self.next_bit += 1
-        return self.next_bit - 1
-
-    def free(self) -> int:
-        """Make a bit that may be anything in every cycle."""
-        bit = self.fresh()
-        self.inputs[f"free{bit}"] = [bit]
-        return bit
-
-    def gate(self, kind: str, **links: Any) -> Any:
-        """Add a gate; return its output."""
-        out = self.fresh()
-        self.cells[f"g{len(self.cells)}"] = {
-            "hide_name": 0,
-            "type": kind,
-            "parameters": {},
-            "attributes": {},
-            "port_directions": dict.fromkeys(links, "input") | {"Y": "output"},
-            "connections": {port: [bit] for port, bit in links.items()} | {"Y": [out]},
-        }
-        return out
-
-    def register(self, following: Any, held: Any) -> None:
-        """Add a register bit."""
-        self.cells[f"r{len(self.cells)}"] = {
-            "hide_name": 0,
-            "type": "$_FF_",
-            "parameters": {},
-            "attributes": {},
-            "port_directions": {"D": "input", "Q": "output"},
-            "connections": {"D": [following], "Q": [held]},
-        }
-
-    def any(self, bits: Sequence[Any]) -> Any:
-        """OR of bits."""
-        rest = list(bits) or ["0"]
-        while len(rest) > 1:
-            pairs = zip(rest[::2], rest[1::2], strict=False)
-            rest = [self.gate("$_OR_", A=a, B=b) for a, b in pairs] + rest[len(rest) & ~1 :]
-        return rest[0]
 
     def bit(self, bit: Any, second: bool) -> Any:
         """Give a bit of the design in one of the copies."""
@@ -340,20 +296,13 @@ class _Miter:
             (when,) = self.design.ports[rule.when]["bits"]
             word = self.design.ports[rule.port]["bits"][rule.at : rule.at + rule.bits]
             bits = [self.bit(one, False) for one in word]
-            outside = self._exceeds(bits, rule.most)
+            outside = self.exceeds(bits, rule.most)
             if rule.least:
                 inverted = [self.gate("$_NOT_", A=bit) for bit in bits]
-                is_less = self._exceeds(inverted, (1 << len(bits)) - 1 - rule.least)
+                is_less = self.exceeds(inverted, (1 << len(bits)) - 1 - rule.least)
                 outside = self.any([outside, is_less])
             flags.append(self.gate("$_AND_", A=self.bit(when, False), B=outside))
         return flags
-
-    def _exceeds(self, bits: Sequence[Any], most: int) -> Any:
-        is_more: Any = "0"
-        for index, bit in enumerate(bits):  # from the lowest on
-            kind = "$_AND_" if most >> index & 1 else "$_OR_"
-            is_more = self.gate(kind, A=bit, B=is_more)
-        return is_more
 
     def build(
         self, rules: Sequence[Rule], looks: Sequence[Look], part: int, n_parts: int

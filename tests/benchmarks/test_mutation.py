@@ -13,6 +13,7 @@ from amaranth.hdl import Module, Mux, Signal
 
 from benchmarks.mutation import main, measure_design
 from benchmarks.mutation_report import Component, Report, Tried
+from benchmarks.mutation_rules import CODE_BITS
 from benchmarks.mutation_sources import digest_of, files_of
 from benchmarks.mutation_tests import (
     Call,
@@ -22,9 +23,10 @@ from benchmarks.mutation_tests import (
     designs_of,
     try_in_a_fork,
 )
+from romsim_compiler.formats import SHIPPED_FORMATS, parse_format
 from romsim_models.errors import SpecError
 from romsim_rtl.equivalence import prove_equivalent
-from romsim_rtl.mutant_design import Rule
+from romsim_rtl.mutant_design import Look, Rule
 from romsim_rtl.mutants import Mutant, Netlist, netlist_of, plant_mutants
 from romsim_rtl.recip import RECIP_CYCLES, Recip
 from tests.rtl.stepped import simulate
@@ -169,6 +171,8 @@ def test_a_bit_that_counts_in_no_case_is_proved_equivalent(design: Design, tmp_p
 
 UP_TO_7 = (Rule(when="valid", port="x", bits=4, most=7),)
 UP_TO_8 = (Rule(when="valid", port="x", bits=4, most=8),)
+FROM_8 = (Rule(when="valid", port="x", bits=4, most=15, least=8),)
+FROM_7 = (Rule(when="valid", port="x", bits=4, most=15, least=7),)
 
 
 def kept() -> Netlist:
@@ -198,6 +202,8 @@ def kept() -> Netlist:
         ),
         ("$dffe", "const0 -port D -portbit 2", UP_TO_7, ""),
         ("$dffe", "const0 -port D -portbit 3", UP_TO_8, ""),
+        ("$dffe", "const1 -port D -portbit 3", FROM_8, "combinational"),
+        ("$dffe", "const1 -port D -portbit 3", FROM_7, ""),
         ("$dff", "inv -port D -portbit 0", (), ""),
     ],
 )
@@ -210,6 +216,42 @@ def test_proofs_cross_registers_and_take_rules_into_account(
     mutant = mutant_of(1, f"-mode {mode} -module dut -cell {cell} {where}")
     found = prove_equivalent(planted, [mutant], top="dut", rules=rules, seconds=5)
     assert found == [proof]
+
+
+def shown() -> Netlist:
+    """A bit, and what was added up, of which users look at words by a mask."""
+    m = Module()
+    x, total, mask, y = Signal(4), Signal(4), Signal(2), Signal(4)
+    m.d.comb += [mask.eq(x[:2]), total.eq(Mux(x[0], x, 0)), y.eq(Mux(x[1], x, 0))]
+    ports = {"x": (x, "i"), "total": (total, "o"), "mask": (mask, "o"), "y": (y, "o")}
+    return netlist_of(m, "dut", ports=ports)
+
+
+@pytest.mark.parametrize(
+    ("looks", "proof"),
+    [
+        ((), ""),
+        ([Look(port="y", when="mask", at=1)], "combinational"),
+        ([Look(port="y", when="mask", at=0)], ""),
+        ([Look(port="y", when="mask")], ""),
+        ([Look(port="total", when="mask", at=1)], ""),
+    ],
+)
+def test_outputs_count_where_users_look(looks: list[Look], proof: str, tmp_path: Path) -> None:
+    planted = plant_mutants(shown(), tmp_path, count=1, seed=1)
+    text = planted.netlist.read_text()
+    (cell,) = [
+        name
+        for name, body in re.findall(r"cell \$mux (\S+)\n(.*?)\n  end", text, re.S)
+        if "\\x [1]" in body
+    ]
+    mutant = mutant_of(1, f"-mode const1 -module dut -cell {cell} -port S -portbit 0")
+    assert prove_equivalent(planted, [mutant], top="dut", looks=looks, seconds=5) == [proof]
+
+
+def test_no_format_has_more_bits_than_the_rules_say() -> None:
+    formats = [*SHIPPED_FORMATS.values(), *map(parse_format, ("int8", "int4", "ternary"))]
+    assert max(one.code_bits for one in formats) == CODE_BITS
 
 
 def test_outcomes_depend_on_the_files_of_the_tests_and_of_what_these_import() -> None:
@@ -258,7 +300,7 @@ def test_tests_that_there_are_not_are_refused(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == (
         "error: Tests must be among argmax, cell, exact_shift, htile_softmax, ltile, memory, "
         "mx_quantizer, primitives, recip, rsqrt, sequencer, sincos, hside, lora_side, "
-        "vector_unit, lside, not 'nothing'\n"
+        "lside, vector_unit, not 'nothing'\n"
     )
 
 

@@ -302,7 +302,7 @@ def test_rows_of_the_embedding_of_every_mapping(simulations: Any, name: str) -> 
         step, inside = divmod(row, mapping.rows_per_step)
         tile, of_tile = divmod(inside, chip.n_cells // mapping.ks)
         n_words = ceil(chip.n_cols / chip.word_codes)
-        wanted = []
+        wanted: list[tuple[int, int, int, int]] = []
         for word in range(n_words):
             j, w = divmod(word, mapping.wpc)
             for plane in range(mapping.planes):
