@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from romsim.design_point import DesignPoint
+from romsim_compiler.durations import maximum_cycles
 from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_split
 from romsim_compiler.program import Instruction
@@ -98,6 +99,7 @@ def _attention(point: DesignPoint, position: int) -> dict[str, int]:
     merge = _ceil(spec.n_heads * spec.head_dim, target.vector.n_lanes)
     held = target.kv.held(position + 1)
     n_blocks = _ceil(held, size)
+    maximum = spec.n_heads + hop + maximum_cycles(target.array.n_tiles)
     last = held - (n_blocks - 1) * size
     kv = [step_extra(position + 1, spec=spec, target=target)]
     kv += [
@@ -112,7 +114,7 @@ def _attention(point: DesignPoint, position: int) -> dict[str, int]:
         "kv port": 2 * passes * local * words + sum(port for port, _ in kv),
         "exponentials": passes * local,
         "vector": merge * merges,
-        "latency": n_blocks * (spec.n_heads + hop + target.latency.block)
+        "latency": n_blocks * (maximum + target.latency.block)
         + target.latency.attn
         + hop
         + sum(latency for _, latency in kv),

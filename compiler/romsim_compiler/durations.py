@@ -19,6 +19,7 @@ __all__ = [
     "fixed_cycles",
     "lora_cycles",
     "matvec_cycles",
+    "maximum_cycles",
 ]
 
 
@@ -113,8 +114,19 @@ def block_cycles(index: int, n_tokens: int, *, spec: ModelSpec, target: Target) 
         + target.network.broadcast_cycles
         + target.network.collect_cycles
         + merge * max(1, _trailing_ones(index))
+        + maximum_cycles(target.array.n_tiles)
         + target.latency.block
     )
+
+
+def maximum_cycles(n_tiles: int) -> int:
+    """Return what the maximum over the tiles takes beyond λ_block.
+
+    Scores are compared in pairs, then the largest is rounded. Two registers, which λ_block has, are
+    enough for three levels and two more with the rounding; each further one is for three.
+    """
+    levels = (n_tiles - 1).bit_length()
+    return max(0, _ceil(levels - 2, 3) - 1)
 
 
 def attention_cycles(positions: Any, *, spec: ModelSpec, target: Target) -> list[int]:

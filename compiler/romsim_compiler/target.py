@@ -154,7 +154,7 @@ class Latency:
     matvec: int = 11
     rope: int = 11
     attn: int = 6
-    block: int = 18
+    block: int = 19
     attn_out: int = 14
     resid: int = 4
     glu: int = 14

@@ -18,6 +18,7 @@ from romsim_rtl.htile_values import VALUE_CYCLES
 from romsim_rtl.kivi_control import build_halves, build_kivi_addresses, group_bits
 from romsim_rtl.kv_pages import AttentionPages
 from romsim_rtl.memory import address_bits
+from romsim_rtl.tile_maxima import maximum_stages
 
 __all__ = ["MAXIMUM_CYCLES", "AttentionControl", "Phase"]
 
@@ -25,7 +26,8 @@ START_CYCLES = 2
 """Cycles from ``start`` to the first command: the instruction, its base address."""
 
 MAXIMUM_CYCLES = 5
-"""Cycles, wires apart, from a head's command ``mx`` to the first use of its maximum."""
+"""Cycles, wires apart, from a head's command ``mx`` to the first use of its maximum, where two
+registers stand behind the tiles' scores."""
 
 # Waits after the phases, from the pipelines' depths; their sum is λ_block.
 _SCORE_WAIT = SCORE_CYCLES - 1
@@ -111,8 +113,10 @@ class AttentionControl(wiring.Component):
         m = Module()
         sizes, command = self.sizes, self.command
         bank_bits = address_bits(sizes.bank_words)
+        hop = sizes.broadcast_cycles + sizes.collect_cycles
         self._phase = phase = Signal(Phase)
-        self._wait = Signal(range(max(16, 8 + sizes.broadcast_cycles + sizes.collect_cycles)))
+        maximum_wait = _MAXIMUM_WAIT + maximum_stages(sizes.n_tiles) - 2
+        self._wait = Signal(range(max(16, 8 + maximum_wait + hop)))
         # rest = tokens of this block and all later ones, less one
         self._rest = Signal(address_bits(sizes.context), reset_less=True)
         self._index = Signal(sizes.n_levels, reset_less=True)
@@ -147,10 +151,9 @@ class AttentionControl(wiring.Component):
             m.d.sync += [phase.eq(self._begin), self._rest.eq(self.pos), self._index.eq(0)]
             m.d.sync += self._base.eq(base)
             self._rewind(m, base)
-        hop = sizes.broadcast_cycles + sizes.collect_cycles
         for waiting, following, cycles in (
             (Phase.WAIT_QK, Phase.MX, _SCORE_WAIT + sizes.words.score_cycles),
-            (Phase.WAIT_MX, Phase.EX, _MAXIMUM_WAIT + hop),
+            (Phase.WAIT_MX, Phase.EX, maximum_wait + hop),
             (Phase.WAIT_EX, Phase.PV, _NUMERATOR_WAIT),
             (Phase.WAIT_PV, Phase.MERGE, _VALUE_WAIT + sizes.words.value_cycles),
             (Phase.FINISH, Phase.IDLE, ATTN_CYCLES - START_CYCLES + hop),

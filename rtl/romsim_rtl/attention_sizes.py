@@ -33,8 +33,8 @@ MAX_BITS = 17
 ATTN_CYCLES = 6
 """λ_attn: instruction and base address (2), tile sum, merge and write of the last beat (4)."""
 
-BLOCK_CYCLES = 18
-"""λ_block: scores (6), maximum over tiles (4), exponentials (5), values (3)."""
+BLOCK_CYCLES = 19
+"""λ_block: scores (7), maximum over tiles (4), exponentials (5), values (3)."""
 
 
 def log2(value: int) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux
+from amaranth.hdl import Cat, Const, Module, Mux, signed
 
 from romsim_rtl.primitives import left_shift, wire
 
-__all__ = ["round_shift_exact", "shift_either", "shift_to_saturate"]
+__all__ = ["round_parts", "round_shift_exact", "shift_either", "shift_to_saturate"]
 
 
 def round_shift_exact(m: Module, name: str, value: Any, shift: Any, vanishes: Any) -> Any:
@@ -25,13 +25,22 @@ def round_shift_exact(m: Module, name: str, value: Any, shift: Any, vanishes: An
     vanishes
         The shift is larger than that, and the result 0.
     """
+    floor, is_up = round_parts(m, name, value, shift, vanishes)
+    return wire(m, (floor + is_up)[: len(value)].as_signed(), f"{name}_rounded")
+
+
+def round_parts(m: Module, name: str, value: Any, shift: Any, vanishes: Any) -> tuple[Any, Any]:
+    """Return the two parts of `round_shift_exact`: FLOOR(value / 2^shift), and 1 if it goes up.
+
+    A sum that takes both has one carry chain in place of two.
+    """
     width = len(value)
-    one = wire(m, (Const(1, width) << shift)[:width], f"{name}_one")
-    rest = wire(m, value.as_unsigned() & (one - 1)[:width], f"{name}_rest")
-    half = wire(m, one >> 1, f"{name}_half")
-    floor = wire(m, (value >> shift)[:width], f"{name}_floor")
-    is_up = (rest > half) | ((rest == half) & floor[0] & (shift != 0))
-    return wire(m, Mux(vanishes, 0, (floor + is_up)[:width]).as_signed(), f"{name}_rounded")
+    # the bits below that of one half; the shift has this one before its result
+    below_half = wire(m, ~(Const(-1, signed(width)) << shift)[1:width], f"{name}_below_half")
+    shifted = wire(m, (Cat(Const(0, 1), value).as_signed() >> shift)[: width + 1], f"{name}_shifted")
+    rest = wire(m, (value[: width - 1] & below_half).any(), f"{name}_rest")
+    is_up = wire(m, shifted[0] & (rest | shifted[1]) & ~vanishes, f"{name}_up")
+    return wire(m, Mux(vanishes, 0, shifted[1:]), f"{name}_floor"), is_up
 
 
 def shift_either(m: Module, name: str, value: Any, amount: Any) -> Any:

@@ -24,7 +24,8 @@ from romsim_rtl.lora_sizes import LoraSizes
 from romsim_rtl.mass_side import MassSide, build_mass
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.merge import MergeTree
-from romsim_rtl.primitives import add_tree, largest_of
+from romsim_rtl.primitives import add_tree
+from romsim_rtl.tile_maxima import block_maximum
 
 __all__ = ["TILE_MODULE", "HSide"]
 
@@ -332,15 +333,7 @@ class HSide(wiring.Component):
         valid, values = delay(m, valid, where | values, sizes.collect_cycles, "mx_collect")
         where = {name: values[name] for name in where}
         scores = [values[f"tile{index}"].as_signed() for index in range(sizes.n_tiles)]
-        score = Signal(signed(32), name="largest_score", reset_less=True)
-        largest = largest_of(m, scores, "larger_score")
-        with m.If(valid):
-            m.d.sync += score.eq(largest)
-        valid, where = delay(m, valid, where, 1, "mx_reduce")
-        value = Signal(signed(MAX_BITS), name="block_maximum", reset_less=True)
-        with m.If(valid):
-            m.d.sync += value.eq((score + 65535)[16:])
-        valid, where = delay(m, valid, where, 1, "mx_round")
+        valid, value, where = block_maximum(m, valid, scores, where)
         result = where | {"valid": valid, "value": value}
         back = {"entry": where["entry"], "lane": where["lane"], "value": value.as_unsigned()}
         valid, back = delay(m, valid, back, sizes.broadcast_cycles, "mx_back")

@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from romsim_rtl.attention_command import command_signature, maximum_signature
+from romsim_rtl.attention_command import command_signature, delay, maximum_signature
 from romsim_rtl.attention_sizes import CODES_BITS, AttentionSizes, log2
 from romsim_rtl.attention_write import query_bits, write_signature
 from romsim_rtl.htile_banks import BlockBank
@@ -150,18 +150,18 @@ class HTile(wiring.Component):
                 values.first_half.eq(command.first_half),
                 values.last_half.eq(command.last_half),
             ]
-        k_shifts: list[Any] = []
+        words: dict[str, Any] = {}  # that scores are made of, besides the queries
         v_shifts: list[Any] = []
         if sizes.words.block_bits:
-            k_shifts = [scores.k_shifts.eq(banks["k"].shifts)]
+            words["k_shifts"] = banks["k"].shifts
             v_shifts = [values.v_shifts.eq(banks["v"].shifts)]
+        flags = {name: getattr(command, name) for name in fields} | {"present": present}
         if sizes.kivi is not None:
             codes = {kind: banks[kind] for kind in "kv"}
+            words |= {"k_coded": banks["k_coded"].codes, "k_affine": self.k_affine}
+            flags["is_code"] = is_code
             m.d.comb += [
-                scores.is_code.eq(is_code),
                 values.is_code.eq(is_code),
-                scores.k_coded.eq(banks["k_coded"].codes),
-                scores.k_affine.eq(self.k_affine),
                 values.v_coded.eq(banks["v_coded"].codes),
                 values.v_affine.eq(banks["v_coded"].shifts),
             ]
@@ -174,12 +174,7 @@ class HTile(wiring.Component):
             codes = {
                 kind: Mux(second, banks[f"{kind}_second"].codes, banks[kind].codes) for kind in "kv"
             }
-        m.d.comb += [getattr(scores, name).eq(getattr(command, name)) for name in fields]
         m.d.comb += [
-            scores.en.eq(command.qk),
-            scores.present.eq(present),
-            scores.k_codes.eq(codes["k"]),
-            *k_shifts,
             scores.score_en.eq(command.ex),
             scores.score_slot.eq(command.slot),
             scores.max_en.eq(command.mx),
@@ -206,11 +201,7 @@ class HTile(wiring.Component):
                 getattr(part, name).eq(getattr(command, name)) for part in (softmax, values)
             ]
         m.d.comb += [softmax.entry.eq(command.entry), softmax.slot.eq(numerator)]
-        for lane in range(sizes.heads_parallel):
-            m.d.comb += [
-                scores.q_codes[lane].eq(banks[f"q{lane}"].codes),
-                scores.q_shifts[lane].eq(banks[f"q{lane}"].shifts),
-            ]
+        self._hold_words(m, scores, flags, words | {"k_codes": codes["k"]}, banks)
         for group in range(sizes.n_groups):
             m.d.comb += [
                 values.o_word[group].eq(command.o_word[group]),
@@ -221,6 +212,29 @@ class HTile(wiring.Component):
                 self.l[group].eq(softmax.l[group]),
             ]
         return m
+
+    def _hold_words(
+        self,
+        m: Module,
+        scores: Any,
+        flags: dict[str, Any],
+        words: dict[str, Any],
+        banks: dict[str, Any],
+    ) -> None:
+        """Put a register behind the SRAMs of keys and queries, before words are multiplied."""
+        reads, flags = delay(m, self.command.qk, flags, 1, "qk")
+        for lane in range(self.sizes.heads_parallel):
+            bank = banks[f"q{lane}"]
+            words |= {f"q{lane}_codes": bank.codes, f"q{lane}_shifts": bank.shifts}
+        _, words = delay(m, reads, words, 1, "qk_read")
+        m.d.comb += scores.en.eq(reads)
+        m.d.comb += [getattr(scores, name).eq(value) for name, value in flags.items()]
+        for name, value in words.items():
+            lane, _, kind = name.rpartition("_")
+            if lane[0] == "q":
+                m.d.comb += getattr(scores, f"q_{kind}")[int(lane[1:])].eq(value)
+            else:
+                m.d.comb += getattr(scores, name).eq(value)
 
     def _adapters(self, m: Module, lora: LoraSizes) -> None:
         m.submodules.lora = part = TileLora(sizes=self.sizes, lora=lora)

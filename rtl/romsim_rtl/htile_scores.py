@@ -19,8 +19,9 @@ from romsim_rtl.primitives import add_tree, popcount, saturate32, shift_to_grid
 
 __all__ = ["SCORE_CYCLES", "TileScores"]
 
-SCORE_CYCLES = 7
-"""Cycles from the last key's address to the first read of the maxima."""
+SCORE_CYCLES = 8
+"""Cycles from the last key's address to the first read of the maxima: the tile's register behind
+its banks (1), and the pipeline here."""
 
 _PRODUCT_BITS = 21  # 32 · 127 · 127 and a sign
 _FLAGS = ("first_word", "last_word", "first_tok", "last_tok", "present")

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import delay, merge_signature
 from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
-from romsim_rtl.exact_shift import round_shift_exact
+from romsim_rtl.exact_shift import round_parts
 from romsim_rtl.htile_values import SUM_BITS
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, wire
@@ -211,20 +211,13 @@ class MergeTree(wiring.Component):
             # only the sum whose maximum is the smaller is shifted
             shifted = wire(m, Mux(shifts["on_left"], left, right), f"{name}_{lane.start}_shifted")
             kept = Mux(shifts["on_left"], right, left)
-            if width == 64:
-                down = round_shift_exact(
-                    m,
-                    f"{name}_{lane.start}",
-                    shifted.as_signed(),
-                    shifts["shift"],
-                    shifts["vanishes"],
-                )
-            else:  # a sum of weights is unsigned, and 0 when shifted by more than its bits
-                wide = Cat(shifted, Const(0, 32)).as_signed()
-                down = round_shift_exact(
-                    m, f"{name}_{lane.start}", wide, shifts["shift"], shifts["vanishes"]
-                )
-            results.append((kept + down[:width])[:width])
+            at = f"{name}_{lane.start}"
+            if width != 64:  # a sum of weights is unsigned, and 0 when shifted by more than its bits
+                shifted = Cat(shifted, Const(0, 32))
+            floor, is_up = round_parts(
+                m, at, shifted.as_signed(), shifts["shift"], shifts["vanishes"]
+            )
+            results.append((kept + floor[:width] + is_up)[:width])
         with m.If(valid):
             m.d.sync += joined.eq(Cat(*results))
         return joined

@@ -12,7 +12,6 @@ __all__ = [
     "add_tree",
     "bit_length",
     "lane_signals",
-    "largest_of",
     "left_shift",
     "magnitude",
     "popcount",
@@ -51,10 +50,11 @@ def round_shift_by(value: Value, shift: Value) -> Value:
         Unsigned, at most 6 bits and less than the width of ``value``.
     """
     width = len(value)
-    below_half = ((Const(1, width) << shift)[:width] - 1)[1:width]
-    odd = (value >> shift)[0] & (shift != 0)
-    total = (value + below_half + odd)[:width].as_signed()
-    return (total >> shift).as_signed()
+    # the bits below that of one half; the shift has this one before its result
+    below_half = ~(Const(-1, signed(width)) << shift)[1:width]
+    shifted = Cat(Const(0, 1), value).as_signed() >> shift
+    is_up = shifted[0] & ((value[: width - 1] & below_half).any() | shifted[1])
+    return (shifted[1:] + is_up)[:width].as_signed()
 
 
 def shift_to_grid(value: Value, exponent: Value, frac: int, width: int) -> Value:
@@ -131,19 +131,6 @@ def add_tree(terms: list[Value]) -> Value:
         pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
         terms = pairs + terms[len(pairs) * 2 :]
     return terms[0]
-
-
-def largest_of(m: Module, values: list[Value], name: str) -> Value:
-    """Largest of signed values of one width, pairs first; outside of any ``m.If``, as `wire`."""
-    level = 0
-    while len(values) > 1:
-        pairs = [
-            wire(m, Mux(a > b, a, b), f"{name}_{level}_{index}")
-            for index, (a, b) in enumerate(zip(values[::2], values[1::2], strict=False))
-        ]
-        values = [*pairs, *values[len(pairs) * 2 :]]
-        level += 1
-    return values[0]
 
 
 def popcount(bits: Value) -> Value:
