@@ -206,7 +206,7 @@ class WordMap:
     ) -> NDArray[np.int64]:
         planes = self._groups[instruction.operand].mapping.planes
         last = (index // self._target.array.word_codes + 1) * planes - 1
-        first = word.issue + 3 + self._target.network.collect_cycles
+        first = word.issue + 4 + self._target.network.collect_cycles
         return np.asarray(first + last + _WORD_DELAY)
 
     def copied(self, words: Iterable[SramWrite]) -> dict[Place, NDArray[Any]]:

@@ -187,7 +187,7 @@ class LSide(wiring.Component):
         instruction started in cycle ``t`` comes in cycle ``t + s·cps + wpc·planes + 10 + log2(ks)
         + b + collect_cycles``.
     em_valid, em_word, em_plane, em_data
-        ROM words of the embedding's row, the first in cycle ``t + 3 + collect_cycles``.
+        ROM words of the embedding's row, the first in cycle ``t + 4 + collect_cycles``.
     sat_count : Out(32)
         Rows that were clipped, since reset.
     is_adapted, adapter_base, cfg_*, rd_token, d_en, d_addr, d_data, d_valid

@@ -7,6 +7,7 @@ from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
+from romsim_rtl.attention_command import delay
 from romsim_rtl.encoding import FIELDS
 from romsim_rtl.instruction import cut_fields
 from romsim_rtl.memory import address_bits
@@ -61,7 +62,7 @@ class EmbedRun:
     reading, address
         Read this address.
     there, tile, cell
-        The word is in the ROM's output: whose it is.
+        The word is in the register behind the ROM: whose it is.
     valid, word, plane
         One cycle later, the word is in the tiles' output registers: its number and plane.
     """
@@ -151,11 +152,10 @@ def build_run(m: Module, unit: Any, drive: Any, adders: Any) -> MatrixRun:
     v_rows = _drive_stages(m, unit, drive, held, active, word, plane, is_last_plane, is_last_word)
     bits = address_bits(max(config.tile.rom_rows, config.tile.trit_words))
     address = Signal(bits, name="rom_address", reset_less=True)
-    rom_en = Signal(name="reads_rom")
-    m.d.sync += rom_en.eq(active)
+    rom_en: Value = active
     with m.If(start):
         m.d.sync += address.eq(instr["base"])
-    with m.Elif(rom_en):
+    with m.Elif(active):
         m.d.sync += address.eq(address + 1)
     if adders is not None:
         m.d.comb += [drive.trit_en.eq(rom_en & adders.busy), drive.trit_addr.eq(address)]
@@ -339,22 +339,17 @@ def build_embed(m: Module, unit: Any, run: MatrixRun) -> EmbedRun:
             with m.If(word + 1 == n_words):
                 m.d.sync += reading.eq(0)
 
-    there, valid = Signal(name="embed_there"), Signal(name="embed_valid")
-    m.d.sync += [there.eq(reading), valid.eq(there)]
-    there_cell = Signal.like(cell, name="embed_there_cell")
-    there_word, there_plane = Signal.like(word), Signal.like(plane)
-    valid_word, valid_plane = Signal.like(word), Signal.like(plane)
-    with m.If(reading):
-        m.d.sync += [there_cell.eq(cell), there_word.eq(word), there_plane.eq(plane)]
-    with m.If(there):
-        m.d.sync += [valid_word.eq(there_word), valid_plane.eq(there_plane)]
+    of_word = {"cell": cell, "word": word, "plane": plane}
+    read, of_word = delay(m, reading, of_word, 1, "embed_read")
+    there, there_of = delay(m, read, of_word, 1, "embed_there")
+    valid, valid_of = delay(m, there, there_of, 1, "embed_valid")
     return EmbedRun(
         reading=reading,
         address=at,
         there=there,
         tile=tile,
-        cell=there_cell,
+        cell=there_of["cell"],
         valid=valid,
-        word=valid_word,
-        plane=valid_plane,
+        word=valid_of["word"],
+        plane=valid_of["plane"],
     )

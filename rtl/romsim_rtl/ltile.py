@@ -100,8 +100,10 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
         Broadcast into the x buffer; see `XBuffer`.
     x_en, x_token, x_word
         Read the x buffer: one address for each port.
-    v_unpack, rom_en, rom_addr
-        The word's activations are unpacked while the ROM is read.
+    rom_en, rom_addr
+        Read the ROM; in the cycle after it the word goes into a register.
+    v_unpack
+        That of a word's first plane does: its activations are unpacked.
     offset, grid
         Of the matrix.
     v_dot, v_sum, v_mul, v_shift, v_acc, first_plane, first_sum, plane_place, first_word, plain
@@ -113,7 +115,7 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
     ks_log2, pre_shift, multiplier, out_shift
         Of the matrix.
     em_en
-        A row of the embedding is in the ROM's output.
+        A word of the embedding's row is in the register behind the ROM.
     *
         See `romsim_rtl.ltile_adders.adder_members`, where adapters run here.
     """
@@ -152,8 +154,8 @@ def tile_signature(config: LTileConfig) -> dict[str, Any]:
 class LTile(wiring.Component):
     """Multiply the rows of one tile (docs/machine.md, section 2).
 
-    A word whose activations are addressed in cycle τ is read from ROM in τ+1, its products are
-    summed in τ+2 and it is in the accumulator in τ+7; one cycle for each level of the tree and
+    A word whose activations are addressed in cycle τ is read from ROM in τ as well, stands in the
+    register behind it when its products are summed in τ+2, and is in the accumulator in τ+7; one cycle for each level of the tree and
     three of requantising later, rows are on the output.
 
     Parameters
@@ -202,8 +204,15 @@ class LTile(wiring.Component):
             m, platform, "cell", CELL_MODULE, lambda: Cell(config=config.cell), config.n_cells
         )
         words = []
+        reads, is_read = Signal(name="reads_word"), Signal(name="word_read")
+        m.d.comb += reads.eq(self.rom_en | self.trit_en if config.trit_words else self.rom_en)
+        m.d.sync += is_read.eq(reads)
         for index, cell in enumerate(cells):
-            word = self._rom(m, platform, index)
+            # a word's multiplication does not wait for the memory
+            word = Signal(config.cell.word_bits, name=f"held_word{index}", reset_less=True)
+            read = add_trits(m, self, index, self._rom(m, platform, index))
+            with m.If(is_read):
+                m.d.sync += word.eq(read)
             words.append(word)
             x, less, total, place = activations[index % config.n_ports]
             names = ["v_dot", "v_sum", "v_mul", "v_shift", "v_acc", "first_plane", "first_word"]
@@ -212,7 +221,7 @@ class LTile(wiring.Component):
             if config.cell.has_plain:
                 names.append("plain")
             m.d.comb += [getattr(cell, name).eq(getattr(self, name)) for name in names]
-            m.d.comb += cell.word.eq(add_trits(m, self, index, word))
+            m.d.comb += cell.word.eq(word)
             m.d.comb += [port.eq(value) for port, value in zip(cell.x, x, strict=True)]
             for block in range(config.cell.n_blocks):
                 m.d.comb += [

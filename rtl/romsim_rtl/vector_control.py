@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 LATENCY = {
-    "embed": 7,
+    "embed": 8,
     "sincos": 6,
     "norm": 25,
     "rope": 11,

@@ -89,7 +89,7 @@ def build_norm_scalars(
     asks = Signal(name="gain_asked")
     address = Signal(len(gains.r_addr), name="gain_address", reset_less=True)
     m.d.comb += [
-        asks.eq(streams.s[2] & control.is_norm),
+        asks.eq(streams.s[1] & control.is_norm),
         gains.r_en.eq(asks),
         gains.r_addr.eq(address),
     ]
@@ -97,6 +97,12 @@ def build_norm_scalars(
         m.d.sync += address.eq(control.gain_base)
     with m.Elif(asks):
         m.d.sync += address.eq(address + 1)
+    # a gain's multiplication does not wait for the memory
+    is_read = Signal(name="gains_read")
+    held_gains = Signal(32 * sizes.n_lanes, reset_less=True)
+    m.d.sync += is_read.eq(asks)
+    with m.If(is_read):
+        m.d.sync += held_gains.eq(gains.r_data)
     for index, group in enumerate(groups):
         m.d.comb += [
             group.u_left.eq(u_left),
@@ -107,7 +113,7 @@ def build_norm_scalars(
             group.gain_right.eq(gain_right),
         ]
         for lane in range(32):
-            m.d.comb += group.gain[lane].eq(gains.r_data.word_select(32 * index + lane, 32))
+            m.d.comb += group.gain[lane].eq(held_gains.word_select(32 * index + lane, 32))
 
 
 def _kept_magnitude(m: Module, unit: Any, control: Any, groups: list[Any]) -> Value:

@@ -401,7 +401,7 @@ def test_embedding_row_is_read_word_by_word(n_tiles: int, n_cells: int, ks: int)
                     names = ("em_word", "em_plane", "em_data")
                     seen.append((cycle, *(ctx.get(getattr(dut, name)) for name in names)))
             assert not ctx.get(dut.busy)
-            cycle = 3 + chip.collect_cycles
+            cycle = 4 + chip.collect_cycles
             for word in range(ceil(chip.n_cols / chip.word_codes)):
                 j, w = divmod(word, mapping.wpc)
                 cell = inside % rows_per_tile * mapping.ks + j
