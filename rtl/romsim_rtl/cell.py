@@ -182,8 +182,8 @@ class Cell(wiring.Component):
 
     Members
     -------
-    v_dot, v_sum, v_mul, v_shift, v_acc : In(1)
-        A word is in this stage: products of a plane's digits; sum over planes; times significand;
+    v_read, v_dot, v_sum, v_mul, v_shift, v_acc : In(1)
+        A word is in this stage: it comes; products of a plane's digits; sum over planes; times significand;
         moved to the grid (the last three after the last plane only); accumulated.
     first_plane : In(1)
         With ``v_dot``: the word holds scale and minimum.
@@ -194,7 +194,9 @@ class Cell(wiring.Component):
     plain : In(1)
         The scale does not stand in the words: 1 until the accumulator is complete.
     word : In(word_bits)
-        ROM word, with ``v_dot``.
+        ROM word, with ``v_read``; its multiplication does not wait for the memory.
+    held : Out(word_bits)
+        The word that came last.
     x : In(64) array
         Packed activations, with ``v_dot``: word ``b·n_packed + k`` is the sum over digits ``d`` of
         ``c · 2^16d`` modulo 2^64, ``c`` the code of lane ``lane(k, d)`` of block ``b``; where lanes
@@ -212,7 +214,7 @@ class Cell(wiring.Component):
     def __init__(self, *, config: CellConfig) -> None:
         self.config = config
         blocks = config.n_blocks
-        names = ("v_dot", "v_sum", "v_mul", "v_shift", "v_acc")
+        names = ("v_read", "v_dot", "v_sum", "v_mul", "v_shift", "v_acc")
         members: dict[str, Any] = {name: In(1) for name in names}
         members |= {"first_plane": In(1), "first_word": In(1)}
         if config.max_planes > 1:
@@ -221,6 +223,7 @@ class Cell(wiring.Component):
             members["plain"] = In(1)
         members |= {
             "word": In(config.word_bits),
+            "held": Out(config.word_bits),
             "x": In(64).array(blocks * config.n_packed),
             "less": In(signed(22)).array(blocks),
             "total": In(signed(13)).array(blocks),
@@ -235,9 +238,13 @@ class Cell(wiring.Component):
         return {"rst": "all registers here are data, which is not reset"}
 
     def elaborate(self, platform: Any) -> Module:
-        """Build the five stages."""
+        """Build the register and the stages."""
         m = Module()
         config = self.config
+        word = Signal(config.word_bits, name="held_word", reset_less=True)
+        with m.If(self.v_read):
+            m.d.sync += word.eq(self.word)
+        m.d.comb += self.held.eq(word)
         ones: Value = Const(0)
         if config.is_packed and config.lane_bits < 8:
             ones = opaque_mask(m, platform, "ones", config.ones)
@@ -251,22 +258,23 @@ class Cell(wiring.Component):
                 total = self.total[block]
                 terms += self._scaled(m, block, "u", total, minima[field], is_minimum=True)
         acc = Signal(64, name="row", reset_less=True)
+        total: Value = Mux(self.first_word, Const(0, 64), acc)
+        for term in terms:
+            total = (total + term)[:64]
         with m.If(self.v_acc):
-            before = Mux(self.first_word, Const(0, 64), acc)
-            m.d.sync += acc.eq(_sum64([before, *terms]))
+            m.d.sync += acc.eq(total)
         m.d.comb += self.acc.eq(acc)
         return m
 
     def _fields(self, m: Module) -> tuple[list[Signal], list[Signal]]:
         """Hold a word's scales and minima until the products of its last plane are summed."""
-        config = self.config
-        scales, minima = [], []
+        config, scales, minima = self.config, [], []
         for field in range(config.n_scales):
-            at = config.code_bits + 16 * field
-            scales.append(_field(m, self.word[at : at + 16], f"scale{field}", self))
+            halves = self.held[config.code_bits + 16 * field :]
+            scales.append(_field(m, halves[:16], f"scale{field}", self))
             if config.has_minima:
-                at += 16 * config.n_scales
-                minima.append(_field(m, self.word[at : at + 16], f"minimum{field}", self))
+                minimum = halves[16 * config.n_scales :][:16]
+                minima.append(_field(m, minimum, f"minimum{field}", self))
         return scales, minima
 
     def _digits(self, m: Module, block: int, ones: Value) -> Value:
@@ -294,7 +302,7 @@ class Cell(wiring.Component):
         parts = []
         for chunk in range(config.n_chunks):
             at = 64 * (block * config.n_chunks + chunk)
-            codes = self.word[at : at + 64]
+            codes = self.held[at : at + 64]
             total: Value = Const(bias, 64)
             for position in range(config.n_positions):
                 lanes = self._codes_at(codes, position, ones)
@@ -327,7 +335,7 @@ class Cell(wiring.Component):
                 at = config.lane_bits * (MX_BLOCK * block + config.lane(packed, digit))
                 byte = raised[_DIGIT * digit : _DIGIT * digit + 8]
                 x = Cat(byte[:7], ~byte[7]).as_signed()
-                total = total + self._product(self.word[at : at + config.lane_bits], x)
+                total = total + self._product(self.held[at : at + config.lane_bits], x)
         held = Signal(signed(22), name=f"dot{block}", reset_less=True)
         with m.If(self.v_dot):
             m.d.sync += held.eq(total)
@@ -390,10 +398,3 @@ def _field(m: Module, word: Value, name: str, cell: Cell) -> Signal:
     with m.If(cell.v_sum):
         m.d.sync += second.eq(first)
     return second
-
-
-def _sum64(terms: list[Value]) -> Value:
-    total = terms[0]
-    for term in terms[1:]:
-        total = (total + term)[:64]
-    return total

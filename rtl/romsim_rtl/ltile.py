@@ -208,12 +208,7 @@ class LTile(wiring.Component):
         m.d.comb += reads.eq(self.rom_en | self.trit_en if config.trit_words else self.rom_en)
         m.d.sync += is_read.eq(reads)
         for index, cell in enumerate(cells):
-            # a word's multiplication does not wait for the memory
-            word = Signal(config.cell.word_bits, name=f"held_word{index}", reset_less=True)
-            read = add_trits(m, self, index, self._rom(m, platform, index))
-            with m.If(is_read):
-                m.d.sync += word.eq(read)
-            words.append(word)
+            words.append(cell.held)
             x, less, total, place = activations[index % config.n_ports]
             names = ["v_dot", "v_sum", "v_mul", "v_shift", "v_acc", "first_plane", "first_word"]
             if config.cell.max_planes > 1:
@@ -221,7 +216,8 @@ class LTile(wiring.Component):
             if config.cell.has_plain:
                 names.append("plain")
             m.d.comb += [getattr(cell, name).eq(getattr(self, name)) for name in names]
-            m.d.comb += cell.word.eq(word)
+            word = self._rom(m, platform, index)
+            m.d.comb += [cell.v_read.eq(is_read), cell.word.eq(add_trits(m, self, index, word))]
             m.d.comb += [port.eq(value) for port, value in zip(cell.x, x, strict=True)]
             for block in range(config.cell.n_blocks):
                 m.d.comb += [

@@ -109,18 +109,19 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool, is_packed: bool) 
         return total
 
     def feed(ctx: Any, cycle: int, row: Any) -> None:
-        """Set what the stages need in a cycle counted from the first word's products."""
+        """Set what the stages need in a cycle counted from that of the first word."""
         x, digits, halves, shifts, plain = row
         n = n_words * planes
 
         def at(stage: int) -> int | None:
             return cycle - stage if 0 <= cycle - stage < n else None
 
-        dot, total, times, moved, added = (at(stage) for stage in range(5))
+        read, dot, total, times, moved, added = (at(stage) for stage in range(6))
 
         def ends_word(place: int | None) -> bool:
             return place is not None and place % planes == planes - 1
 
+        ctx.set(dut.v_read, read is not None)
         ctx.set(dut.v_dot, dot is not None)
         ctx.set(dut.v_sum, total is not None)
         ctx.set(dut.v_mul, ends_word(times))
@@ -129,14 +130,18 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool, is_packed: bool) 
         ctx.set(dut.first_word, added is not None and added < planes)
         if config.has_plain:
             ctx.set(dut.plain, plain)
-        if dot is not None:
-            w, plane = divmod(dot, planes)
+        if read is not None:
+            w, plane = divmod(read, planes)
             word = sum(d << config.lane_bits * k for k, d in enumerate(digits[w][plane]))
             kept = halves[w] if config.has_minima else halves[w][: config.n_scales]
             if plane:  # scales stand in a word's first plane; noise in the others must not matter
                 kept = [rng.getrandbits(16) for _ in kept]
             word |= sum(h << config.code_bits + 16 * k for k, h in enumerate(kept))
             ctx.set(dut.word, word)
+        else:
+            ctx.set(dut.word, rng.getrandbits(len(dut.word)))
+        if dot is not None:
+            w, plane = divmod(dot, planes)
             ctx.set(dut.first_plane, plane == 0)
             for b in range(blocks):
                 for k in range(config.n_packed):
@@ -145,7 +150,6 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool, is_packed: bool) 
                     packed = sum((x[w][lane] + raised) << 16 * d for d, lane in enumerate(lanes))
                     ctx.set(dut.x[b * config.n_packed + k], packed & ((1 << 64) - 1))
         else:
-            ctx.set(dut.word, rng.getrandbits(len(dut.word)))
             ctx.set(dut.first_plane, rng.randrange(2))
             ctx.set(dut.x[rng.randrange(len(dut.x))], rng.getrandbits(64))
         for b in range(blocks if total is None else 0):
@@ -168,7 +172,7 @@ def test_row_is_the_sum_of_its_terms(name: str, extreme: bool, is_packed: bool) 
 
     async def bench(ctx: Any) -> None:
         for row in rows:
-            for cycle in range(n_words * planes + 5):
+            for cycle in range(n_words * planes + 6):
                 feed(ctx, cycle, row)
                 await ctx.tick()
             assert ctx.get(dut.acc) == expected(row) % (1 << 64)
