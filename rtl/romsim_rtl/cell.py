@@ -183,8 +183,8 @@ class Cell(wiring.Component):
     Members
     -------
     v_read, v_dot, v_sum, v_mul, v_shift, v_acc : In(1)
-        A word is in this stage: it comes; products of a plane's digits; sum over planes; times significand;
-        moved to the grid (the last three after the last plane only); accumulated.
+        A word is in this stage: it comes; products of a plane's digits; sum over planes; times
+        significand; moved to the grid (the last three after the last plane only); accumulated.
     first_plane : In(1)
         With ``v_dot``: the word holds scale and minimum.
     first_sum, plane_place : In(1), In(3)
@@ -258,11 +258,11 @@ class Cell(wiring.Component):
                 total = self.total[block]
                 terms += self._scaled(m, block, "u", total, minima[field], is_minimum=True)
         acc = Signal(64, name="row", reset_less=True)
-        total: Value = Mux(self.first_word, Const(0, 64), acc)
+        row: Value = Mux(self.first_word, Const(0, 64), acc)
         for term in terms:
-            total = (total + term)[:64]
+            row = (row + term)[:64]
         with m.If(self.v_acc):
-            m.d.sync += acc.eq(total)
+            m.d.sync += acc.eq(row)
         m.d.comb += self.acc.eq(acc)
         return m
 

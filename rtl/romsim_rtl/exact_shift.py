@@ -37,7 +37,9 @@ def round_parts(m: Module, name: str, value: Any, shift: Any, vanishes: Any) -> 
     width = len(value)
     # the bits below that of one half; the shift has this one before its result
     below_half = wire(m, ~(Const(-1, signed(width)) << shift)[1:width], f"{name}_below_half")
-    shifted = wire(m, (Cat(Const(0, 1), value).as_signed() >> shift)[: width + 1], f"{name}_shifted")
+    shifted = wire(
+        m, (Cat(Const(0, 1), value).as_signed() >> shift)[: width + 1], f"{name}_shifted"
+    )
     rest = wire(m, (value[: width - 1] & below_half).any(), f"{name}_rest")
     is_up = wire(m, shifted[0] & (rest | shifted[1]) & ~vanishes, f"{name}_up")
     return wire(m, Mux(vanishes, 0, shifted[1:]), f"{name}_floor"), is_up

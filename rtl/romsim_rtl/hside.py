@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import delay, delay_command, drive_tile
 from romsim_rtl.attention_control import AttentionControl
-from romsim_rtl.attention_sizes import MAX_BITS, AttentionSizes
+from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.attention_write import BroadcastWriter, broadcast_members
 from romsim_rtl.encoding import OPS, WORD_BITS
 from romsim_rtl.hside_outputs import build_outputs

@@ -230,9 +230,9 @@ class HTile(wiring.Component):
         m.d.comb += scores.en.eq(reads)
         m.d.comb += [getattr(scores, name).eq(value) for name, value in flags.items()]
         for name, value in words.items():
-            lane, _, kind = name.rpartition("_")
-            if lane[0] == "q":
-                m.d.comb += getattr(scores, f"q_{kind}")[int(lane[1:])].eq(value)
+            unit, _, kind = name.rpartition("_")
+            if unit[0] == "q":
+                m.d.comb += getattr(scores, f"q_{kind}")[int(unit[1:])].eq(value)
             else:
                 m.d.comb += getattr(scores, name).eq(value)
 

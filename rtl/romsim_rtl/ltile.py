@@ -155,8 +155,8 @@ class LTile(wiring.Component):
     """Multiply the rows of one tile (docs/machine.md, section 2).
 
     A word whose activations are addressed in cycle τ is read from ROM in τ as well, stands in the
-    register behind it when its products are summed in τ+2, and is in the accumulator in τ+7; one cycle for each level of the tree and
-    three of requantising later, rows are on the output.
+    register behind it when its products are summed in τ+2, and is in the accumulator in τ+7; one
+    cycle for each level of the tree and three of requantising later, rows are on the output.
 
     Parameters
     ----------

@@ -212,7 +212,9 @@ class MergeTree(wiring.Component):
             shifted = wire(m, Mux(shifts["on_left"], left, right), f"{name}_{lane.start}_shifted")
             kept = Mux(shifts["on_left"], right, left)
             at = f"{name}_{lane.start}"
-            if width != 64:  # a sum of weights is unsigned, and 0 when shifted by more than its bits
+            if (
+                width != 64
+            ):  # a sum of weights is unsigned, and 0 when shifted by more than its bits
                 shifted = Cat(shifted, Const(0, 32))
             floor, is_up = round_parts(
                 m, at, shifted.as_signed(), shifts["shift"], shifts["vanishes"]

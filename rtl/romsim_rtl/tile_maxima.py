@@ -1,4 +1,4 @@
-"""The maximum of a head over the tiles: pairs of scores compared, registers between levels."""
+"""The maximum of a head over the tiles, in stages; trees over the tiles alone, for their paths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from amaranth.lib.wiring import In, Out
 
 from romsim_rtl.attention_command import delay
 from romsim_rtl.attention_sizes import MAX_BITS
-from romsim_rtl.primitives import wire
+from romsim_rtl.primitives import add_tree, wire
 
-__all__ = ["TileMaxima", "block_maximum", "maximum_stages"]
+__all__ = ["TileMaxima", "TileSums", "block_maximum", "maximum_stages"]
 
 _LEVELS = 3
 """Comparisons of 32 bits between two registers: three and what stands around them take 58 FO4."""
@@ -107,4 +107,34 @@ class TileMaxima(wiring.Component):
         valid, held = delay(m, self.valid, scores, 1, "tiles")
         _, maximum, _ = block_maximum(m, valid, [held[name] for name in self.names], {})
         m.d.comb += self.maximum.eq(maximum)
+        return m
+
+
+class TileSums(wiring.Component):
+    """The sum over the tiles of one lane's values as the merge tree has it, alone: for its path.
+
+    Parameters
+    ----------
+    n_tiles
+        Values.
+
+    Ports
+    -----
+    value0, ... : In
+        Signed, 64 bits.
+    total : Out
+        Of the values two cycles before, modulo 2^64.
+    """
+
+    def __init__(self, *, n_tiles: int) -> None:
+        self.names = [f"value{index}" for index in range(n_tiles)]
+        values = {name: In(signed(64)) for name in self.names}
+        super().__init__({**values, "total": Out(64)})
+
+    def elaborate(self, platform: Any) -> Module:
+        """Build both registers."""
+        m = Module()
+        held = [Signal(signed(64), name=f"{name}_held") for name in self.names]
+        m.d.sync += [a.eq(getattr(self, name)) for a, name in zip(held, self.names, strict=True)]
+        m.d.sync += self.total.eq(add_tree(list(held))[:64])
         return m
