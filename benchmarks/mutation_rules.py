@@ -71,6 +71,10 @@ _LANES = range(SIZES.n_lanes)
 RULES: Mapping[str, Sequence[Rule]] = {
     "vector_unit": _vector_rules(next(iter(SHAPES.values()))),
     "lside": _lside_rules(),
+    "ltile_rows": [
+        Rule(when=stage, port="ks_log2", bits=4, most=2)  # as the test builds it
+        for stage in ("v_pre", "v_times", "v_round")
+    ],
 }
 """What users of a unit, in the shape that is mutated, keep to."""
 LOOKS: Mapping[str, Sequence[Look]] = {

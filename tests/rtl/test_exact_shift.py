@@ -41,7 +41,7 @@ class Shifts(wiring.Component):
 def cases() -> Iterator[tuple[int, int, int]]:
     rng = random.Random(1)
     edges = [0, 1, -1, 2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, 2**31 - 1, -(2**31), 3, -3]
-    for amount in range(-43, 80):
+    for amount in [*range(-43, 80), 96, 127, 128, 160, 192, 255]:
         for value in edges:
             yield value, max(-(2**20), min(2**20 - 1, value)), amount
         for _ in range(6):

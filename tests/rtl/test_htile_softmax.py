@@ -38,6 +38,12 @@ def scores_below(rng: random.Random, m: int) -> list[int]:
         span = rng.choice((0, 255, 256, 65535, 65536, 15 << 16, 16 << 16, 20 << 16, 1 << 24, 2**32))
         z = (m << 16) - rng.randrange(span + 1)
         scores.append(max(-(2**31), min(2**31 - 1, z)))
+    for bit in range(16, 33):  # this bit alone says that it vanishes, or how often it is halved
+        z = (m << 16) - (1 << bit) - rng.randrange(256)
+        if -(2**31) <= z < 2**31:
+            scores[rng.randrange(64)] = z
+    if (m << 16) == 2**31:
+        scores[rng.randrange(64)] = -(2**31)
     return scores
 
 

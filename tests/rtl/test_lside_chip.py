@@ -64,6 +64,10 @@ MATRICES = {
     "fewer rows than lanes": matrix(2778, ks=1, n_rows=20, n_cols=64, first_row=96),
     "four cells, half the lanes": matrix(2782, ks=4, n_rows=9, n_cols=100, first_row=16),
     "without scales": matrix(2784, ks=2, n_rows=64, n_cols=140, is_plain=True),
+    **{
+        f"{n_rows} rows": matrix(2800 + n_rows, ks=1, n_rows=n_rows, n_cols=20, code_bits=4)
+        for n_rows in range(1, 33)
+    },
     "to the last address": matrix(4096 - 12, ks=4, n_rows=40, n_cols=250),
 }
 ROWS = {

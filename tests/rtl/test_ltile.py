@@ -141,6 +141,15 @@ def test_row_is_shifted_multiplied_shifted_and_saturated() -> None:
         total = rng.getrandbits(60 - shift) - (1 << 59 - shift) << shift
         total += (1 << shift - 1) + rng.choice((0, 0, 1, -1))
         cases.append((total, *rng.choice(((0, 1, shift), (shift, 1, 0)))))
+    for shift in range(1, 63):  # a power of two beside a tie, of every shift
+        for _ in range(6):
+            kept = rng.getrandbits(min(20, 62 - shift))
+            beside = rng.choice((-1, 1)) << rng.randrange(shift)
+            total = (kept << shift) + (1 << shift - 1) + beside
+            cases += [(total, 0, 1, shift), (total, shift, 1, 0)]
+    for bit in range(31, 63):  # all bits above the result say its sign but one
+        for total in (1 << bit, ~(1 << bit)):
+            cases += [(total, 0, 1, 0), (total, 0, 1, -3)]
 
     async def bench(ctx: Any) -> None:
         for number, (total, pre, multiplier, shift) in enumerate(cases):

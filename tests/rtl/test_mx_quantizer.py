@@ -25,6 +25,15 @@ def blocks() -> list[list[int]]:
             one = rnd.choice((1, -1)) * rnd.choice((rnd.randrange(1 << bits), (255 << bits >> 8)))
             others = [rnd.randrange(-(1 << bits), 1 << bits) >> rnd.randrange(3, 9)] * 32
             found.append([*others[:lane], one, *others[lane + 1 :]])
+    for _ in range(150):  # all lanes a power of two beside a tie of the rounding, or at it
+        shift = rnd.randrange(1, 25)
+        block = []
+        for _ in range(32):
+            beside = rnd.choice((-1, 0, 1, 1)) << rnd.randrange(shift)
+            code = rnd.choice((rnd.randrange(127), rnd.randrange(4)))
+            block.append(rnd.choice((-1, 1)) * ((code << shift) + (1 << shift - 1) + beside))
+        block[rnd.randrange(32)] = 100 << shift  # so that this is the block's shift
+        found.append(block)
     return found
 
 
