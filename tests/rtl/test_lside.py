@@ -24,6 +24,10 @@ from romsim_rtl.xbuffer import XBufferSizes
 from tests.rtl.stepped import simulate
 
 
+EMBED_CYCLES = 4
+"""From the issue of embed to its first word, without the collecting wires."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chip:
     """Sizes of a small array and of one matrix on it."""
@@ -401,7 +405,7 @@ def test_embedding_row_is_read_word_by_word(n_tiles: int, n_cells: int, ks: int)
                     names = ("em_word", "em_plane", "em_data")
                     seen.append((cycle, *(ctx.get(getattr(dut, name)) for name in names)))
             assert not ctx.get(dut.busy)
-            cycle = 4 + chip.collect_cycles
+            cycle = EMBED_CYCLES + chip.collect_cycles
             for word in range(ceil(chip.n_cols / chip.word_codes)):
                 j, w = divmod(word, mapping.wpc)
                 cell = inside % rows_per_tile * mapping.ks + j

@@ -15,7 +15,14 @@ from romsim_rtl.emit import MACROS, verilog_texts
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.lside_run import MATVEC_CYCLES
 from tests.rtl.poke import Script, Simulation
-from tests.rtl.test_lside import Chip, Matrix, activations, expected_beats, sat32
+from tests.rtl.test_lside import (
+    EMBED_CYCLES,
+    Chip,
+    Matrix,
+    activations,
+    expected_beats,
+    sat32,
+)
 
 pytestmark = pytest.mark.verilator
 
@@ -312,7 +319,8 @@ def test_rows_of_the_embedding_of_every_mapping(simulations: Any, name: str) -> 
             for plane in range(mapping.planes):
                 address = one.base + (step * mapping.wpc + w) * mapping.planes + plane
                 data = made.rom[tile][of_tile * mapping.ks + j][address]
-                wanted.append((3 + chip.collect_cycles + len(wanted), word, plane, data))
+                cycle = EMBED_CYCLES + chip.collect_cycles + len(wanted)
+                wanted.append((cycle, word, plane, data))
         script.set("instr", replace_rows(one, chip, rng.randrange(8), 0))
         script.set("row", row)
         script.set("embed", 1)
