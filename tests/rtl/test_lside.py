@@ -23,7 +23,6 @@ from romsim_rtl.toolchain import lint
 from romsim_rtl.xbuffer import XBufferSizes
 from tests.rtl.stepped import simulate
 
-
 EMBED_CYCLES = 4
 """From the issue of embed to its first word, without the collecting wires."""
 
