@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 
+from romsim.folded_blocks import Block, folded_blocks
 from romsim.rates import prefill_chunks
 from romsim_compiler.durations import adapter_cycles, attention_cycles, fixed_cycles
 from romsim_compiler.formats import WeightFormat, check_format
@@ -23,7 +24,6 @@ from romsim_compiler.lora_adders import lora_parts
 from romsim_compiler.mapping import Mapping, map_group
 from romsim_compiler.memory_map import max_context
 from romsim_compiler.program import Instruction
-from romsim_compiler.schedule import build_decode, build_prefill
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
@@ -36,15 +36,6 @@ for the attention of an in-flight token), cycles until the next matrix is awake 
 
 _UNIT, _AWAKE = {"V": 1, "L": 2, "H": 3}, 4
 _State = list[int]  # last issue, idle of V, L, H, and next matrix awake if banks are gated
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Equal layers in a row, or the instructions before and after the layers."""
-
-    first_layer: int  # -1 outside the layers
-    repetitions: int
-    instructions: tuple[Instruction, ...]
 
 
 def adapter_ranks(rank: int) -> dict[str, tuple[int, ...]]:
@@ -194,7 +185,7 @@ class DesignPoint:
             Whether the last token's logits are computed.
         """
         unit = self.target.lora_unit
-        return _blocks(self.spec, self.groups, self.layer_runs, n_tokens, with_head, unit)
+        return folded_blocks(self.spec, self.groups, self.layer_runs, n_tokens, with_head, unit)
 
     def duration(self, instruction: Instruction, ranks: dict[str, tuple[int, ...]]) -> int:
         """Return the duration of one instruction other than ``attn``."""
@@ -330,38 +321,6 @@ def _uniform_groups(
         head_in_rom=head_rom,
     )
     return tuple(groups)
-
-
-@lru_cache(maxsize=1024)
-def _blocks(
-    spec: ModelSpec,
-    groups: tuple[Group, ...],
-    layer_runs: tuple[tuple[int, int], ...],
-    n_tokens: int,
-    with_head: bool,
-    lora_unit: str,
-) -> tuple[Block, ...]:
-    outer = [g for g in groups if g.layer < 0]
-    blocks: list[Block] = []
-    for first, count in layer_runs:
-        # One layer between the outer instructions: its waits are those of every equal layer.
-        mine = [replace(g, layer=0) for g in groups if g.layer == first]
-        one = replace(spec, n_layers=1)
-        program = (
-            build_decode(one, [*mine, *outer], lora_unit=lora_unit)
-            if n_tokens == 1 and with_head
-            else build_prefill(
-                one, [*mine, *outer], n_tokens, with_head=with_head, lora_unit=lora_unit
-            )
-        )
-        parts = [list(run) for _, run in groupby(program.instructions, key=lambda i: i.layer)]
-        if not blocks:
-            blocks.append(Block(-1, 1, tuple(parts[0])))
-        layer = tuple(replace(i, layer=first) for i in parts[1])
-        blocks.append(Block(first, count, layer))
-        tail = parts[2:]
-    blocks += [Block(-1, 1, tuple(part)) for part in tail]
-    return tuple(blocks)
 
 
 def _evaluate(

@@ -16,7 +16,7 @@ from romsim_compiler.groups import Group
 from romsim_models.errors import ScheduleError
 from romsim_models.spec import ModelSpec
 
-__all__ = ["Operator", "build_graph", "check_graph", "operators_in_order"]
+__all__ = ["Operator", "build_graph", "check_graph", "operators_in_order", "stages_in_order"]
 
 _INPUT_OF = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "o", "gate": "gu", "up": "gu", "down": "down"}
 
@@ -136,6 +136,26 @@ def operators_in_order(
         )
         for node in nx.lexicographical_topological_sort(graph)
     ]
+
+
+def stages_in_order(
+    graph: nx.DiGraph[int],
+) -> list[list[tuple[Operator, frozenset[str]]]]:
+    """Return `operators_in_order` in stages: neighbours none of which depends on another.
+
+    The matrices of one input and their adapter are a stage; most others are alone in theirs.
+    """
+    stages: list[list[tuple[Operator, frozenset[str]]]] = []
+    members: set[int] = set()
+    for node, operator in zip(
+        nx.lexicographical_topological_sort(graph), operators_in_order(graph), strict=True
+    ):
+        if not stages or members.intersection(graph.predecessors(node)):
+            stages.append([])
+            members = set()
+        stages[-1].append(operator)
+        members.add(node)
+    return stages
 
 
 def check_graph(graph: nx.DiGraph[int]) -> None:

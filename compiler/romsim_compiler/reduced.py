@@ -10,6 +10,7 @@ from typing import Any
 from romsim_compiler.description import Description
 from romsim_compiler.gains import GainVector
 from romsim_compiler.program import UNITS, Instruction, Program
+from romsim_compiler.schedule import minimal_waits
 
 __all__ = ["ReducedDescription", "distinct_layers", "one_layer", "with_gain"]
 
@@ -57,12 +58,26 @@ class ReducedDescription(Description):
         return self._reduced(self.full.prefill(n_tokens, with_head))
 
     def _reduced(self, program: Program) -> Program:
-        kept = tuple(i for i in program.instructions if self.keep(i))
+        kept = tuple(minimal_waits(self._with_all_waits(program)))
         if self.is_serial:
             kept = tuple(
                 replace(i, wait=tuple(unit for unit in UNITS if unit != i.unit)) for i in kept
             )
         return replace(program, instructions=kept)
+
+    def _with_all_waits(self, program: Program) -> list[Instruction]:
+        """Return what stays, waiting for all units that it depends on.
+
+        In the whole, an instruction may have no wait since one that is dropped here, of another
+        layer's token, has stood between.
+        """
+        waits = {_place(i): i.wait for i in self.full.decode.instructions}
+        kept = [i for i in program.instructions if self.keep(i)]
+        return [replace(i, wait=waits[_place(i)]) for i in kept]
+
+
+def _place(instruction: Instruction) -> tuple[str, int, str]:
+    return instruction.op, instruction.layer, instruction.operand
 
 
 def one_layer(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from romsim_compiler.graph import Operator, build_graph, check_graph, operators_in_order
+from romsim_compiler.graph import Operator, build_graph, check_graph, stages_in_order
 from romsim_compiler.groups import Group
 from romsim_compiler.program import UNITS, Instruction, Program
 from romsim_models.spec import ModelSpec
 
-__all__ = ["build_decode", "build_prefill"]
+__all__ = ["build_decode", "build_prefill", "minimal_waits"]
 
 
 def build_decode(spec: ModelSpec, groups: Sequence[Group], *, lora_unit: str = "H") -> Program:
@@ -26,7 +26,9 @@ def build_prefill(
     with_head: bool,
     lora_unit: str = "H",
 ) -> Program:
-    """Return the program of ``n_tokens`` interleaved prompt tokens.
+    """Return the program of ``n_tokens`` interleaved prompt tokens, each a stage behind the last.
+
+    While one token is in unit L or H the next is in unit V, layer after layer.
 
     Parameters
     ----------
@@ -50,21 +52,24 @@ def _build(
     graph = build_graph(spec, groups, lora_unit=lora_unit)
     check_graph(graph)
     made: list[Instruction] = []
-    stages = operators_in_order(graph)
+    stages = stages_in_order(graph)
     tokens = range(n_tokens)
-    inner = [stage for stage in stages if stage[0].layer >= 0]
+    inner = [stage for stage in stages if stage[0][0].layer >= 0]
     first = stages[: stages.index(inner[0])]
     # The embedding reads ROM, so all tokens' rows are read before the first matrix instruction.
-    made += [_instruction(stage, token) for token in tokens for stage in first]
-    made += [_instruction(stage, token) for stage in inner for token in tokens]
+    made += [_instruction(one, token) for token in tokens for stage in first for one in stage]
+    for turn in range(len(inner) + n_tokens - 1):
+        for token in tokens:
+            if 0 <= turn - token < len(inner):
+                made += [_instruction(one, token) for one in inner[turn - token]]
     if with_head:
         last = stages[len(first) + len(inner) :]
-        made += [_instruction(stage, n_tokens - 1) for stage in last]
-    return Program(kind=kind, n_tokens=n_tokens, instructions=tuple(_minimal_waits(made)))
+        made += [_instruction(one, n_tokens - 1) for stage in last for one in stage]
+    return Program(kind=kind, n_tokens=n_tokens, instructions=tuple(minimal_waits(made)))
 
 
-def _instruction(stage: tuple[Operator, frozenset[str]], token: int) -> Instruction:
-    operator, units = stage
+def _instruction(one: tuple[Operator, frozenset[str]], token: int) -> Instruction:
+    operator, units = one
     return Instruction(
         op=operator.op,
         unit=operator.unit,
@@ -78,7 +83,7 @@ def _instruction(stage: tuple[Operator, frozenset[str]], token: int) -> Instruct
     )
 
 
-def _minimal_waits(instructions: list[Instruction]) -> list[Instruction]:
+def minimal_waits(instructions: Sequence[Instruction]) -> list[Instruction]:
     """Keep a wait only where the unit's last instruction is one that is depended on.
 
     A unit holds one instruction at a time, so once a later one was issued to it, an earlier one is

@@ -323,8 +323,8 @@ def _image_key(
 ) -> str:
     digest = hashlib.sha256(_code_digest())
     digest.update(repr(tuple(sizes)).encode())
-    if reduced is not None:
-        digest.update(repr(program_words(reduced)).encode())
+    # the description's file has one program; the others follow from it by the compiler's code
+    digest.update(repr(program_words(reduced or description)).encode())
     digest.update(json.dumps(description.target.to_json(), sort_keys=True).encode())
     for name in ("rom.bin", "gains.bin", "placement.json", "program.json"):
         digest.update(description.manifest["files"][name]["sha256"].encode())
