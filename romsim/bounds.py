@@ -6,6 +6,7 @@ from romsim.design_point import DesignPoint
 from romsim_compiler.durations import maximum_cycles
 from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_split
+from romsim_compiler.lora_words import row_parts
 from romsim_compiler.program import Instruction
 from romsim_models.spec import ModelSpec
 
@@ -133,9 +134,10 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> d
     total, widest = sum(mine), max(mine)
     rows = tiles * max(1, elems // widest)
     words, drain = _ceil(widest, elems), _ceil(rows, lanes)
-    split = {"adapter": _ceil(total, tiles) * _ceil(n_cols, elems)}
+    _, part_words = row_parts(total, _ceil(n_cols, elems), tiles)
+    split = {"adapter": _ceil(total, tiles) * part_words}
     key = "adapter" if words >= drain else "collect"
     split[key] = split.get(key, 0) + _ceil(n_rows, rows) * max(words, drain)
     split["vector"] = _ceil(total, lanes)
-    split["latency"] = target.latency.lora + 2 * hop
+    split["latency"] = target.latency.lora + _ceil((tiles - 1).bit_length(), 2) + 2 * hop
     return split

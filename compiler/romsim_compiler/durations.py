@@ -7,6 +7,7 @@ from typing import Any
 
 from romsim_compiler.kv_cycles import block_extra, encode_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_lora_cycles, lora_parts
+from romsim_compiler.lora_words import row_parts
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
@@ -217,7 +218,9 @@ def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Tar
     hop = target.network.broadcast_cycles + target.network.collect_cycles
     total, widest = sum(ranks), max(ranks)
     rows_per_word = max(1, elems // widest)
-    down = _ceil(total, tiles) * _ceil(n_cols, elems) + _ceil(total, lanes)
+    _, part_words = row_parts(total, _ceil(n_cols, elems), tiles)
+    down = _ceil(total, tiles) * part_words + _ceil((tiles - 1).bit_length(), 2)
+    down += _ceil(total, lanes)
     steps = _ceil(n_rows, tiles * rows_per_word)
     step = max(_ceil(widest, elems), _ceil(tiles * rows_per_word, lanes))
     return down + steps * step + target.latency.lora + 2 * hop

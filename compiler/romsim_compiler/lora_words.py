@@ -33,6 +33,7 @@ __all__ = [
     "lora_bits",
     "lora_layout",
     "pack_lora",
+    "row_parts",
 ]
 
 
@@ -48,8 +49,10 @@ class LoraLayout:
         Codes between two rows in a word of B: the widest padded rank.
     rows_per_word
         ``rw``.
-    a_row_words, b_row_words
-        Words of a row of A, and of B.
+    a_parts
+        Tiles that share a row of A, a power of two: as many as leave every row tiles of its own.
+    a_part_words, b_row_words
+        Words of a row of A in a tile, and of a row of B.
     n_a_words, n_b_words
         Words of A and of B in a tile.
     a_exps, b_exps
@@ -60,7 +63,8 @@ class LoraLayout:
     word_elems: int
     slot: int
     rows_per_word: int
-    a_row_words: int
+    a_parts: int
+    a_part_words: int
     b_row_words: int
     n_a_words: int
     n_b_words: int
@@ -114,7 +118,7 @@ def lora_layout(
     """
     widest = max(ranks)
     rows_per_word = max(1, word_elems // widest)
-    a_row_words = -(-n_cols // word_elems)
+    a_parts, a_part_words = row_parts(sum(ranks), -(-n_cols // word_elems), n_tiles)
     b_row_words = -(-widest // word_elems)
     blocks = word_elems // MX_BLOCK
     return LoraLayout(
@@ -122,13 +126,30 @@ def lora_layout(
         word_elems=word_elems,
         slot=widest,
         rows_per_word=rows_per_word,
-        a_row_words=a_row_words,
+        a_parts=a_parts,
+        a_part_words=a_part_words,
         b_row_words=b_row_words,
-        n_a_words=-(-sum(ranks) // n_tiles) * a_row_words,
+        n_a_words=-(-sum(ranks) // n_tiles) * a_part_words,
         n_b_words=-(-n_rows // (n_tiles * rows_per_word)) * b_row_words,
         a_exps=blocks,
         b_exps=max(blocks, rows_per_word * -(-widest // MX_BLOCK)) if rows_per_word > 1 else blocks,
     )
+
+
+def row_parts(n_rows: int, n_words: int, n_tiles: int) -> tuple[int, int]:
+    """Return how many tiles share a row of A, and the words of a row in each of them.
+
+    Parameters
+    ----------
+    n_rows, n_words
+        Rows of A of a group, and words of one.
+    n_tiles
+        ``T``.
+    """
+    parts = 1
+    while 2 * parts * n_rows <= n_tiles and parts < n_words:
+        parts *= 2
+    return parts, -(-n_words // parts)
 
 
 def pack_lora(image: LoraImage, target: Target) -> LoraWords:
@@ -157,20 +178,19 @@ def _a_words(image: LoraImage, layout: LoraLayout) -> NDArray[np.uint8]:
     width = layout.word_elems
     codes = np.concatenate([p.a_codes for p in image.projections]).view(np.uint8)
     exps = np.concatenate([p.a_exps for p in image.projections]).view(np.uint8)
-    n_rows = codes.shape[0]
-    rows_of_tile = layout.n_a_words // layout.a_row_words
-    words = np.zeros(
-        (rows_of_tile * layout.n_tiles, layout.a_row_words, width + layout.a_exps), dtype=np.uint8
-    )
-    words[:n_rows, :, :width] = _widen(codes, layout.a_row_words * width).reshape(
-        n_rows, layout.a_row_words, width
-    )
-    words[:n_rows, :, width:] = _widen(exps, layout.a_row_words * layout.a_exps).reshape(
-        n_rows, layout.a_row_words, layout.a_exps
-    )
-    # Row j in tile j mod T: [local, tile, word, byte] -> [tile, local, word, byte].
-    by_tile = words.reshape(rows_of_tile, layout.n_tiles, layout.a_row_words, -1)
-    return by_tile.transpose(1, 0, 2, 3).reshape(layout.n_tiles, layout.n_a_words, -1)
+    n_rows, parts, n_words = codes.shape[0], layout.a_parts, layout.a_part_words
+    apart = layout.n_tiles // parts  # tiles between two that share a row
+    rows_of_tile = layout.n_a_words // n_words
+    words = np.zeros((rows_of_tile * apart, n_words * parts, width + layout.a_exps), dtype=np.uint8)
+    whole = n_words * parts  # words of a row, those that are absent included
+    words[:n_rows, :, :width] = _widen(codes, whole * width).reshape(n_rows, whole, width)
+    words[:n_rows, :, width:] = _widen(exps, whole * layout.a_exps).reshape(n_rows, whole, -1)
+    # Part p of row j, words p, p + parts ..., in tile p · apart + j mod apart:
+    # [local, place, word, part, byte] -> [part, place, local, word, byte].
+    by_tile = words.reshape(rows_of_tile, apart, n_words, parts, -1).transpose(3, 1, 0, 2, 4)
+    result = np.zeros((layout.n_tiles, layout.n_a_words, words.shape[-1]), dtype=np.uint8)
+    result[: parts * apart] = by_tile.reshape(parts * apart, layout.n_a_words, -1)
+    return result
 
 
 def _b_words(image: LoraImage, layout: LoraLayout) -> NDArray[np.uint8]:

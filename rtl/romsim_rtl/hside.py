@@ -216,6 +216,7 @@ class HSide(wiring.Component):
         else:
             clips += [tile.lora_saturations for tile in tiles]
             side = self._adapters(m, self.lora, tiles, start_lora, fields["base"], held["token"])
+            clips.append(side.saturations)
             m.d.comb += self.busy.eq(attends | side.busy)
         m.d.sync += self.sat_count.eq(add_tree(clips)[:32])
         return m

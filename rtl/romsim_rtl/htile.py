@@ -97,7 +97,7 @@ class HTile(wiring.Component):
                 "lora_x": In(input_signature(sizes, lora)),
                 "lora_z": In(z_signature(sizes, lora)),
                 "lora_configuration": In(configuration_signature(sizes, lora)),
-                "lora_row": Out(signed(32)),
+                "lora_row": Out(signed(64)),
                 "lora_rows": Out(32 * sizes.n_lanes),
                 "lora_saturations": Out(32),
             }

@@ -23,8 +23,8 @@ __all__ = [
 ]
 
 PARAMETERS = (
-    *("slot_log2", "offset1", "offset2", "first1", "first2"),
-    *(f"{n}{p}" for n in ("grid_a", "out_a", "grid_b", "out_b") for p in range(N_PROJECTIONS)),
+    *("slot_log2", "parts_log2", "offset1", "offset2", "first1", "first2"),
+    *(f"{n}{p}" for n in ("grid_a", "grid_b", "out_b") for p in range(N_PROJECTIONS)),
 )
 """Fields of the adapter table that the tiles need; they hold still while the tiles work."""
 
@@ -46,12 +46,12 @@ def lora_command_signature(sizes: AttentionSizes, lora: LoraSizes) -> wiring.Sig
     -------
     a, b
         A word of A, or of B, is to be read and multiplied; or neither.
-    first, last
-        The first and the last word of a row of A.
+    first
+        The first word of a row of A in a tile.
     address
         In the A bank or the B bank.
     x_address
-        In the x buffer, in words of W.
+        In the x buffer, in words of W: of the first of the tiles that share a row of A.
     row
         a: row of A in the tile; b: the group's row with which the step begins.
     beat
@@ -62,7 +62,6 @@ def lora_command_signature(sizes: AttentionSizes, lora: LoraSizes) -> wiring.Sig
             "a": Out(1),
             "b": Out(1),
             "first": Out(1),
-            "last": Out(1),
             "address": Out(address_bits(max(lora.a_words, lora.b_words))),
             "x_address": Out(x_address_bits(sizes, lora)),
             "row": Out(20),

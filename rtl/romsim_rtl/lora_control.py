@@ -12,7 +12,14 @@ from amaranth.lib.wiring import In, Out
 from romsim_rtl.attention_command import held
 from romsim_rtl.attention_sizes import AttentionSizes, log2
 from romsim_rtl.lora_command import lora_command_signature
-from romsim_rtl.lora_sizes import CHUNK_BITS, ENTRY_BITS, ENTRY_FIELDS, LORA_CYCLES, LoraSizes
+from romsim_rtl.lora_sizes import (
+    CHUNK_BITS,
+    ENTRY_BITS,
+    ENTRY_FIELDS,
+    LORA_CYCLES,
+    LoraSizes,
+    part_sum_cycles,
+)
 from romsim_rtl.lora_tile import ROW_CYCLES
 from romsim_rtl.memory import Sram, address_bits
 
@@ -21,7 +28,7 @@ __all__ = ["LoraControl", "LoraPhase"]
 START_CYCLES = 2
 """Cycles from ``start`` to the first command: the table, its entry."""
 
-_A_WAIT = ROW_CYCLES + 2  # a row, its block's largest, two steps to the exponents
+_A_WAIT = ROW_CYCLES + 2  # a row but the sum over tiles, its block's largest, two for exponents
 _Z_WAIT = 4  # exponents chosen, codes, projections, slots
 _B_WAIT = ROW_CYCLES + 1  # a row, the sum over tiles
 assert START_CYCLES + _A_WAIT + _Z_WAIT + _B_WAIT == LORA_CYCLES
@@ -64,8 +71,10 @@ class LoraControl(wiring.Component):
         They hold until the next ``lora`` with an adapter.
     command : Out(lora_command_signature)
         To the tiles, before the broadcast registers.
+    ends_row : Out(1)
+        With ``command.a``: the last word of a row of A.
     is_end : Out(1)
-        With ``command.a``: the last row of A.
+        With ``ends_row``: the last row.
     z_en, z_beat, z_last : Out
         A beat of z is to be quantised.
     """
@@ -85,6 +94,7 @@ class LoraControl(wiring.Component):
             "looks": Out(1),
             "is_on": Out(1),
             "command": Out(lora_command_signature(sizes, lora)),
+            "ends_row": Out(1),
             "is_end": Out(1),
             "z_en": Out(1),
             "z_beat": Out(6),
@@ -99,7 +109,8 @@ class LoraControl(wiring.Component):
         m = Module()
         sizes = self.sizes
         self._phase = phase = Signal(LoraPhase)
-        wait = Signal(range(16 + sizes.broadcast_cycles + sizes.collect_cycles))
+        adds = part_sum_cycles(sizes.n_tiles)
+        wait = Signal(range(16 + adds + sizes.broadcast_cycles + sizes.collect_cycles))
         entry = self._table(m)
         m.d.comb += [
             self.busy.eq(phase != LoraPhase.IDLE),
@@ -117,7 +128,7 @@ class LoraControl(wiring.Component):
         self._sweep(m)
         hop = sizes.broadcast_cycles + sizes.collect_cycles
         for waiting, following, cycles in (
-            (LoraPhase.WAIT_A, LoraPhase.Z, _A_WAIT + hop),
+            (LoraPhase.WAIT_A, LoraPhase.Z, _A_WAIT + adds + hop),
             (LoraPhase.WAIT_Z, LoraPhase.B, _Z_WAIT),
             (LoraPhase.FINISH, LoraPhase.IDLE, _B_WAIT + hop),
         ):
@@ -158,7 +169,8 @@ class LoraControl(wiring.Component):
         last_word, last_row = Signal(), Signal()
         last_part, last_step = Signal(), Signal()
         parts = log2(max(1, sizes.n_lanes // sizes.word_elems))
-        x_word = Cat(word, Const(0, 16))[: lora.x_bits(sizes) + parts]
+        # tiles that share a row take its words in turn
+        x_word = (Cat(word, Const(0, 16)) << self.parts_log2)[: lora.x_bits(sizes) + parts]
         m.d.comb += [
             last_word.eq(word == self.last_word),
             last_row.eq(count == self.last_row),
@@ -167,7 +179,7 @@ class LoraControl(wiring.Component):
             command.a.eq(is_a),
             command.b.eq(is_b),
             command.first.eq(word == 0),
-            command.last.eq(last_word & is_a),
+            self.ends_row.eq(last_word & is_a),
             command.address.eq(Mux(is_a, self.a_base, self.b_base) + offset),
             command.x_address.eq(Cat(x_word, self.token) if sizes.n_inflight > 1 else x_word),
             command.row.eq(Mux(is_a, count, row)),

@@ -21,8 +21,9 @@ from romsim_rtl.lora_command import (
     z_signature,
 )
 from romsim_rtl.lora_control import LoraControl
-from romsim_rtl.lora_sizes import CHUNK_BITS, LoraSizes
-from romsim_rtl.lora_tile import ROW_CYCLES
+from romsim_rtl.lora_sizes import CHUNK_BITS, N_PROJECTIONS, LoraSizes
+from romsim_rtl.lora_sum import LoraSum
+from romsim_rtl.lora_tile import ROW_CYCLES, SUM_CYCLES
 from romsim_rtl.memory import Sram, address_bits
 
 __all__ = ["LoraSide", "configuration_members", "drive"]
@@ -79,9 +80,11 @@ class LoraSide(wiring.Component):
     parameters, command, z, x, configuration : Out
         To the tiles; the command and z after their broadcast registers.
     rows_a, rows_b : In, for each tile
-        Results, before the collect registers.
+        Sums of A's rows or of parts of them, and rows of B, before the collect registers.
     rd_token, d_en, d_addr, d_data, d_valid
         Read port of buffer D.
+    saturations : Out(32)
+        Rows of A that were clipped.
     """
 
     def __init__(self, *, sizes: AttentionSizes, lora: LoraSizes, block_bits: int) -> None:
@@ -98,13 +101,14 @@ class LoraSide(wiring.Component):
             "z": Out(z_signature(sizes, lora)),
             "x": Out(input_signature(sizes, lora)),
             "configuration": Out(configuration_signature(sizes, lora)),
-            "rows_a": In(signed(32)).array(sizes.n_tiles),
+            "rows_a": In(signed(64)).array(sizes.n_tiles),
             "rows_b": In(32 * sizes.n_lanes).array(sizes.n_tiles),
             "rd_token": In(address_bits(sizes.n_inflight)),
             "d_en": In(1),
             "d_addr": In(self.d_bits),
             "d_data": Out(32 * sizes.n_lanes),
             "d_valid": Out(1),
+            "saturations": Out(32),
         }
         members |= configuration_members()
         super().__init__(members | broadcast_members(sizes, block_bits=block_bits))
@@ -152,25 +156,37 @@ class LoraSide(wiring.Component):
     def _collect(self, m: Module, control: LoraControl, collect: LoraCollect) -> None:
         """Bring rows of A here, and codes of z there."""
         sizes = self.sizes
-        ends = Signal()
-        m.d.comb += ends.eq(control.command.a & control.command.last)
         where = {"row": control.command.row[:10], "is_end": control.is_end}
-        valid, where = delay(m, ends, where, sizes.broadcast_cycles + ROW_CYCLES, "row_a")
+        valid, where = delay(
+            m, control.ends_row, where, sizes.broadcast_cycles + SUM_CYCLES, "row_a"
+        )
         rows = {f"tile{index}": row for index, row in enumerate(self.rows_a)}
         valid, values = delay(m, valid, where | rows, sizes.collect_cycles, "row_a_collect")
+        m.submodules.sum = total = LoraSum(sizes=sizes)
+        fields = ("parts_log2", "offset1", "offset2", "rank_sum")
+        for name in (*fields, *(f"out_a{p}" for p in range(N_PROJECTIONS))):
+            m.d.comb += getattr(total, name).eq(getattr(control, name))
         m.d.comb += [
+            total.valid.eq(valid),
+            total.row.eq(values["row"]),
+            total.is_end.eq(values["is_end"]),
+            self.saturations.eq(total.saturations),
             collect.clear.eq(control.looks),
             collect.offset1.eq(control.offset1),
             collect.offset2.eq(control.offset2),
             collect.rank_sum.eq(control.rank_sum),
-            collect.valid.eq(valid),
-            collect.row.eq(values["row"]),
-            collect.is_end.eq(values["is_end"]),
+            collect.valid.eq(total.out_valid),
+            collect.row.eq(total.out_row),
+            collect.is_end.eq(total.out_is_end),
             collect.en.eq(control.z_en),
             collect.beat.eq(control.z_beat),
             collect.is_last.eq(control.z_last),
         ]
-        m.d.comb += [collect.rows[i].eq(values[f"tile{i}"]) for i in range(sizes.n_tiles)]
+        for index in range(sizes.n_tiles):
+            m.d.comb += [
+                total.sums[index].eq(values[f"tile{index}"]),
+                collect.rows[index].eq(total.rows[index]),
+            ]
         z = {name: getattr(collect.z, name) for name in ("last", "beat", "codes")}
         valid, z = delay(m, collect.z.valid, z, sizes.broadcast_cycles, "z_way")
         m.d.comb += self.z.valid.eq(valid)

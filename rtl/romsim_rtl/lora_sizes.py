@@ -19,10 +19,12 @@ __all__ = [
     "LORA_CYCLES",
     "LORA_OFF_CYCLES",
     "N_PROJECTIONS",
+    "PARTS_BITS",
     "LoraSizes",
     "entry_of",
     "pack_entry",
     "pack_fields",
+    "part_sum_cycles",
     "rows_out",
 ]
 
@@ -38,13 +40,17 @@ N_PROJECTIONS = 3
 CHUNK_BITS = 64
 """Bits that the configuration port writes at once."""
 
+PARTS_BITS = 4
+"""Bits of the number of tiles, as a power of two, that share a row of A."""
+
 ENTRY_FIELDS: dict[str, tuple[int, bool]] = {
     # name: (bits, signed)
     "enable": (1, False),
     "a_base": (20, False),  # first word of A in every tile, and of B
     "b_base": (20, False),
     "last_row": (20, False),  # rows of A in a tile, less one
-    "last_word": (20, False),  # words of a row of A, less one
+    "last_word": (16, False),  # words of a row of A in a tile, less one
+    "parts_log2": (PARTS_BITS, False),  # tiles that share a row of A
     "rank_sum": (10, False),  # RA
     "last_beat": (6, False),  # beats of z, less one
     "last_step": (20, False),  # steps of B, less one
@@ -143,6 +149,11 @@ def rows_out(sizes: AttentionSizes) -> int:
     return min(sizes.word_elems, sizes.n_lanes)
 
 
+def part_sum_cycles(n_tiles: int) -> int:
+    """Return the cycles of the sum of a row's parts over the tiles: one for two additions."""
+    return (log2(n_tiles) + 1) // 2
+
+
 def pack_entry(values: Mapping[str, int]) -> int:
     """Return an entry of the adapter table; as `pack_fields`."""
     return pack_fields(values, ENTRY_FIELDS)
@@ -221,7 +232,8 @@ def entry_of(
         "a_base": a_base,
         "b_base": b_base,
         "last_row": -(-total // sizes.n_tiles) - 1,
-        "last_word": layout.a_row_words - 1,
+        "last_word": layout.a_part_words - 1,
+        "parts_log2": log2(layout.a_parts),
         "rank_sum": total,
         "last_beat": -(-total // sizes.n_lanes) - 1,
         "last_step": -(-image.n_rows // chip_rows) - 1,

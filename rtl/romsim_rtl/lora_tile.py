@@ -25,10 +25,13 @@ from romsim_rtl.lora_z import ProjectionCodes
 from romsim_rtl.memory import Sram, address_bits
 from romsim_rtl.primitives import add_tree, popcount, saturate32, wire
 
-__all__ = ["ROW_CYCLES", "TileLora"]
+__all__ = ["ROW_CYCLES", "SUM_CYCLES", "TileLora"]
 
 ROW_CYCLES = 7
 """Cycles from a row's last address to its result."""
+
+SUM_CYCLES = 5
+"""Cycles from the last address of a row of A to its sum, which is rounded and clipped elsewhere."""
 
 _SUM_BITS = 21
 _AMOUNT_BITS = 11  # γ of 9 bits less two exponents
@@ -48,8 +51,8 @@ class TileLora(wiring.Component):
         Number of the tile, constant; if there are several.
     parameters, command, x, z, configuration : In
         The buses of :mod:`romsim_rtl.lora_command`.
-    row : Out(signed(32))
-        A row of A, 7 cycles after its last word's command.
+    row : Out(signed(64))
+        Sum of a row of A, or of the tile's part of it, 5 cycles after its last word's command.
     rows : Out(32 * VL)
         Rows of B in their lanes of the beat, 0 elsewhere, 7 cycles after the command.
     saturations : Out(32)
@@ -64,7 +67,7 @@ class TileLora(wiring.Component):
             "x": In(input_signature(sizes, lora)),
             "z": In(z_signature(sizes, lora)),
             "configuration": In(configuration_signature(sizes, lora)),
-            "row": Out(signed(32)),
+            "row": Out(signed(64)),
             "rows": Out(32 * sizes.n_lanes),
             "saturations": Out(32),
         }
@@ -94,7 +97,6 @@ class TileLora(wiring.Component):
         stage = {
             "is_b": command.b,
             "first": command.first,
-            "last": command.last,
             "beat": command.beat,
         } | self._projections(m)
         stages = [stage]
@@ -160,6 +162,7 @@ class TileLora(wiring.Component):
         blocks = max(sizes.word_blocks, sizes.n_groups)
         m.submodules.x_buffer = bank = BlockBank(depth=1 << len(x.addr), n_blocks=blocks, n_banks=1)
         parts = log2(blocks // sizes.word_blocks)
+        x_address = wire(m, command.x_address | self._first_word(), "x_address")
         m.d.comb += [
             bank.w_en[0].eq(x.en),
             bank.w_addr[0].eq(x.addr),
@@ -167,22 +170,33 @@ class TileLora(wiring.Component):
             bank.w_codes[0].eq(x.codes),
             bank.w_shifts[0].eq(x.shifts),
             bank.r_en.eq(command.a),
-            bank.r_addr.eq(command.x_address >> parts),
+            bank.r_addr.eq(x_address >> parts),
         ]
         if parts == 0:
             return bank.codes, bank.shifts
         part = Signal(parts, name="x_part", reset_less=True)
         with m.If(command.a):
-            m.d.sync += part.eq(command.x_address)
+            m.d.sync += part.eq(x_address)
         return (
             bank.codes.word_select(part, CODES_BITS * sizes.word_blocks),
             bank.shifts.word_select(part, SHIFT_BITS * sizes.word_blocks),
         )
 
+    def _first_word(self) -> Any:
+        """Say which of the tiles that share a row of A this one is: they take words in turn."""
+        levels = log2(self.sizes.n_tiles)
+        number: Any = Const(0, 1)
+        for parts_log2 in range(1, levels + 1):
+            is_this = self.parameters.parts_log2 == parts_log2
+            number = Mux(is_this, self._tile >> (levels - parts_log2), number)
+        return number
+
     def _projections(self, m: Module) -> dict[str, Any]:
         """Find the projections of a row of A, and where in a word of B they change."""
         sizes, command, parameters = self.sizes, self.command, self.parameters
-        index = ((command.row[:10] << log2(sizes.n_tiles)) + self._tile)[:10]
+        # of tiles that share rows of A each has but one
+        position = self._tile & (Const(sizes.n_tiles - 1, 8) >> parameters.parts_log2)
+        index = ((command.row[:10] << log2(sizes.n_tiles)) + position)[:10]
         rows_log2 = (log2(sizes.word_elems) - parameters.slot_log2)[:3]
         first = wire(m, (command.row + (self._tile << rows_log2))[:20], "first_row")
         values: dict[str, Any] = {"row": first}
@@ -327,11 +341,11 @@ class TileLora(wiring.Component):
                 so_far = Mux(stage["first"], 0, row)
                 of_a = add_tree([so_far, *blocks])[:64].as_signed()
                 total = Mux(stage["is_b"], total, of_a)
+                m.d.comb += self.row.eq(row)
             out_b = [getattr(parameters, f"out_b{p}") for p in range(N_PROJECTIONS)]
             # rows of several blocks are the first units' alone
             owner = self._owner(m, f"out{unit}", Const(unit, 7), stages[5])
-            place = _choose(owner, out_b)
-            amount = Mux(stages[5]["is_b"], place, self._of_a(stages[5], "out_a"))
+            amount = _choose(owner, out_b)
             result = Signal(signed(64), name=f"shifted{unit}", reset_less=True)
             with m.If(valid[4]):
                 m.d.sync += row.eq(total)
@@ -360,10 +374,10 @@ class TileLora(wiring.Component):
             lanes.append(Mux(is_mine, value, 0))
         counted = Signal(range(self._units + 1))
         with m.If(valid):
-            m.d.sync += [held(m, self.row).eq(results[0]), held(m, self.rows).eq(Cat(*lanes))]
+            m.d.sync += held(m, self.rows).eq(Cat(*lanes))
             n_rows = Const(1, 7) << rows_log2
             clips = Cat(
-                clip & Mux(stage["is_b"], is_here & (unit < n_rows), stage["last"] & (unit == 0))
+                clip & stage["is_b"] & is_here & (unit < n_rows)
                 for unit, (_, clip) in enumerate(pairs)
             )
             m.d.sync += counted.eq(popcount(clips))

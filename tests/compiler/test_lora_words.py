@@ -39,7 +39,7 @@ def projection(
         max_size=3,
     ).filter(lambda members: any(rank for _, rank in members)),
     st.integers(1, 150),
-    st.integers(1, 4),
+    st.sampled_from((1, 2, 3, 4, 16, 21, 64)),
     st.sampled_from((32, 64, 128)),
     st.integers(0, 2**32),
 )
@@ -67,17 +67,22 @@ def test_every_code_and_exponent_stands_where_the_page_says(
         words[tile, word, at] = 0
         return byte
 
-    row_words = -(-n_cols // width)
+    row_words, n_a_rows = -(-n_cols // width), sum(ranks)
+    shared = 1
+    while 2 * shared * n_a_rows <= n_tiles and shared < row_words:
+        shared *= 2
+    places, in_tile = n_tiles // shared, -(-row_words // shared)
     j = 0
     for p in projections:
         for row in range(p.padded_rank):
             for k in range(n_cols):
-                word = (j // n_tiles) * row_words + k // width
-                assert take(a_left, j % n_tiles, word, k % width) == int(p.a_codes[row, k]) % 256
+                turn, part = divmod(k // width, shared)
+                tile, word = j % places + part * places, j // places * in_tile + turn
+                assert take(a_left, tile, word, k % width) == int(p.a_codes[row, k]) % 256
                 if k % 32 == 0:
                     at = width + k % width // 32
                     expected = int(p.a_exps[row, k // 32]) % 256
-                    assert take(a_left, j % n_tiles, word, at) == expected
+                    assert take(a_left, tile, word, at) == expected
             j += 1
     widest = max(ranks)
     rw = max(1, width // widest)
@@ -106,6 +111,12 @@ def test_word_counts_are_those_of_the_cycle_formula() -> None:
     assert layout.n_b_words == 30
     wide = lora_layout(960, 576, (64, 0, 32), n_tiles=8, word_elems=32)
     assert (wide.n_a_words, wide.rows_per_word, wide.n_b_words) == (12 * 18, 1, 240)
+    # 48 rows on 256 tiles: four share a row, of 48 words
+    roma = lora_layout(5120, 3072, (16, 16, 16), n_tiles=256, word_elems=64)
+    assert (roma.a_parts, roma.n_a_words, roma.n_b_words) == (4, 12, 5)
+    # one word has nothing to share
+    assert lora_layout(32, 64, (4,), n_tiles=256, word_elems=64).a_parts == 1
+    assert lora_layout(32, 65, (4,), n_tiles=256, word_elems=64).a_parts == 2
 
 
 def test_bits_of_a_model_are_the_sum_of_its_words() -> None:

@@ -51,16 +51,17 @@ def make_sizes(tiles: int, lanes: int, word: int, **more: int) -> AttentionSizes
 
 
 LORA = LoraSizes(max_rank=32, n_entries=8, a_words=512, b_words=512, n_cols=150, n_rows=200)
+LORA_MANY = LoraSizes(max_rank=32, n_entries=16, a_words=512, b_words=512, n_cols=150, n_rows=200)
 CHIPS = {
     "two tiles, words of 64": (
         make_sizes(2, 32, 64),
         LoraSizes(max_rank=64, n_entries=8, a_words=512, b_words=512, n_cols=150, n_rows=200),
     ),
-    "words of 32": (make_sizes(4, 64, 32, broadcast_cycles=2, collect_cycles=0), LORA),
+    "words of 32": (make_sizes(4, 64, 32, broadcast_cycles=2, collect_cycles=0), LORA_MANY),
 }
 SLOW_CHIPS = {
     "one tile": (make_sizes(1, 32, 32, n_inflight=1, broadcast_cycles=0, collect_cycles=2), LORA),
-    "more tiles than rows": (make_sizes(8, 64, 64), LORA),
+    "more tiles than rows": (make_sizes(8, 64, 32, collect_cycles=0), LORA_MANY),
 }
 
 
@@ -221,6 +222,14 @@ FULL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "ranks 4 and 2": ((90, 60, 50), (4, 2, 4), 150),
     "a row of each": ((1, 1, 1), (5, 32, 1), 33),
 }
+# Few rows: tiles share them, in twos, fours and eights, not all with a word of each.
+SHARED: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "a row for all tiles": ((70,), (1,), 150),
+    "a row of each of two": ((40, 30), (1, 1), 140),
+    "three rows": ((20, 30, 20), (1, 1, 1), 100),
+    "two rows, three words": ((90,), (2,), 96),
+    "four rows": ((50, 20), (2, 2), 130),
+}
 FULL_64 = FULL | {"all ranks": ((70, 60, 70), (64, 64, 64), 150)}
 RANK_64 = {"rank 64": ((50, 33), (64, 32), 100)}
 
@@ -286,7 +295,8 @@ def check_groups(
 
 
 def groups_for(chip: tuple[AttentionSizes, LoraSizes]) -> Any:
-    return GROUPS | (RANK_64 if chip[1].max_rank == 64 else {})
+    shared = SHARED if chip[0].n_tiles > 2 else {}
+    return GROUPS | shared | (RANK_64 if chip[1].max_rank == 64 else {})
 
 
 @pytest.mark.parametrize("name", CHIPS)
