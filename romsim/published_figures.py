@@ -241,8 +241,6 @@ FIGURES: dict[str, Callable[[Chip], float]] = {
     "roma_rom_capacity": _capacity,
     "roma_decode_empty": lambda c: c.rate(1),
     "roma_decode_1k": lambda c: c.rate(1025),
-    "roma_ttft_256": lambda c: c.first_token_ms(256),
-    "roma_ttft_4k": lambda c: c.first_token_ms(4096),
     "roma_ttft_256_r16": lambda c: c.first_token_ms(256, 16),
     "roma_ttft_4k_r16": lambda c: c.first_token_ms(4096, 16),
     "roma_length_256": lambda c: c.rate(257, 16),
