@@ -101,7 +101,7 @@ MODEL_AXES: dict[str, tuple[Any, ...]] = {
     "vocab_size": (33, 64, 131),
     "is_tied": (True, False),
     "n_layers": (1, 2, 3),
-    "rank": (0, 4, 8, 32),
+    "rank": (0, 2, 8, 32),
 }
 """What models of one build have of their own, within the bits of its lanes."""
 
