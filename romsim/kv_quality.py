@@ -169,6 +169,8 @@ def evaluate_kv(
     SpecError
         If a configuration is none that the chip can have, or nothing is left to score.
     """
+    if window < 2:
+        raise SpecError(f"Window must be at least 2 tokens, not {window}")
     if not 1 <= skip < window:
         raise SpecError(f"Tokens to skip must be 1 to {window - 1}, not {skip}")
     windows = [list(tokens[at : at + window]) for at in range(0, len(tokens), window)]
@@ -182,6 +184,12 @@ def evaluate_kv(
     chosen = [parse_kv(name) for name in names]
     for kv in chosen:
         check_kv(description.spec, replace(description.target, kv=kv))
+    longest, known = max(map(len, windows)), description.spec.max_seq_len
+    if longest > known:
+        raise SpecError(
+            f"Windows must have at most the {known} tokens that model {description.spec.name!r} "
+            f"was made for, not {longest}; lower --window"
+        )
     report = progress or (lambda stage, fraction: None)
     score = WindowScorer(description, decoder, context=window, folder=keep)
     # What earlier runs have kept takes no time, so that the time left is told from the rest alone.
@@ -311,6 +319,8 @@ def kv_eval(
     from romsim.simulate import load_tokenizer
     from romsim_models.reference import FloatDecoder
 
+    if n_tokens < 2:
+        raise SpecError(f"Tokens to read must be at least 2, not {n_tokens}")
     loaded = description if isinstance(description, Description) else load(description)
     require_images(loaded, "Quality of KV caches")
     try:

@@ -165,6 +165,13 @@ def test_what_cannot_be_measured_is_refused(tiny: Description, tmp_path: Path) -
             romsim.kv_eval(tiny, **options)  # type: ignore[arg-type]
 
     refused("Tokens to skip must be 1 to 1023, not 1024", skip=1024)
+    refused("Tokens to read must be at least 2, not -4", n_tokens=-4)
+    refused("Window must be at least 2 tokens, not 0", window=0)
+    refused(
+        "Windows must have at most the 512 tokens that model 'tiny-int4' was made for, not 600; "
+        "lower --window",
+        n_tokens=600,
+    )
     refused(
         "Text must have more than 256 tokens, not 100; give a longer one, or lower --skip",
         n_tokens=100,
