@@ -278,3 +278,42 @@ def test_t2_12_the_flag_says_where_known_prefixes_are_exact(tiny: Description) -
                 assert chip.target.kv.exact_prefixes, kv
                 exact.append(codec)
     assert exact == ["fp16", "int8", "int4", "int2"]
+
+
+@pytest.mark.parametrize("kv", PAGED)
+def test_law_5_any_order_of_starts_forks_steps_and_ends_changes_no_logit(
+    kv: str, tiny: Description
+) -> None:
+    """On a pool so small that prefixes are forgotten and prompts refused."""
+    rng = np.random.default_rng(len(kv))
+    chip = with_slots(tiny, kv, 3, context=24)
+    pool = SequencePool(CycleModel(chip, threads=1), prefixes=chip.target.kv.exact_prefixes)
+    shared = text(20, seed=9)
+    n_compared = n_refused = 0
+    while n_compared < 40:
+        slots, what = pool.slots, rng.random()
+        slot = int(rng.choice(slots)) if slots else 0
+        try:
+            if not slots or what < 0.25:
+                own = [int(token) for token in rng.integers(3, 280, rng.integers(1, 4))]
+                slot, first = pool.start(shared[: rng.integers(0, 18)] + own)
+                logits = first.logits
+            elif what < 0.4:
+                pool.fork(slot)
+                continue
+            elif what < 0.5:
+                pool.free(slot)
+                continue
+            else:
+                logits = pool.step(slot, int(rng.integers(3, 280))).logits
+        except CapacityError:
+            n_refused += 1
+            continue
+        n_compared += 1
+        np.testing.assert_array_equal(logits, alone(chip, pool.tokens(slot))[-1])
+    assert n_refused
+    assert (pool.hit_tokens > 0) == chip.target.kv.exact_prefixes
+    for slot in pool.slots:
+        pool.free(slot)
+    if pool.tree is None:
+        assert pool.pages_in_use == 0
