@@ -31,6 +31,7 @@ __all__ = ["WAVES", "BuildOptions", "ChipBuild", "build_chip", "chip_sources", "
 WAVES = ("fst", "vcd")
 """Forms of waveforms; ``fst`` is smaller and needs zlib's header and library."""
 
+_SOURCES = ("romsim_compiler", "romsim_rtl")
 _WAVE_WIDTH = 4096  # bits of the widest signal that is shown
 
 Progress = Callable[[str, float], None]
@@ -277,13 +278,16 @@ class _ProgramWriter:
 
 @cache
 def _code_digest() -> bytes:
-    """Digest of this package but the driver: other code may emit other Verilog."""
+    """Digest of this package but the driver, and of the compiler: other code emits other Verilog.
+
+    Widths and layouts are the compiler's functions, of which a description holds no trace.
+    """
     digest = hashlib.sha256()
-    root = files("romsim_rtl")
-    for entry in sorted(root.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".py") and not entry.name.startswith("driver"):
-            digest.update(entry.name.encode() + entry.read_bytes())
-    for entry in sorted(root.joinpath("verilog").iterdir(), key=lambda e: e.name):
+    for package in _SOURCES:
+        for entry in sorted(files(package).iterdir(), key=lambda e: e.name):
+            if entry.name.endswith(".py") and not entry.name.startswith("driver"):
+                digest.update(f"{package}/{entry.name}".encode() + entry.read_bytes())
+    for entry in sorted(files("romsim_rtl").joinpath("verilog").iterdir(), key=lambda e: e.name):
         digest.update(entry.name.encode() + entry.read_bytes())
     return digest.digest()
 

@@ -131,6 +131,21 @@ def test_images_and_verilog_have_names_of_their_content(
     assert (first / "romsim_top.v").read_text() == "module"
 
 
+def test_code_of_every_package_that_emission_asks_is_in_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert driver_build._SOURCES == ("romsim_compiler", "romsim_rtl")
+    (tmp_path / "widths").mkdir()
+    module = tmp_path / "widths" / "__init__.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(driver_build, "_SOURCES", ("widths", "romsim_rtl"))
+    found = []
+    for text in ("BITS = 40", "BITS = 41", "BITS = 40"):
+        module.write_text(text)
+        found.append(driver_build._code_digest.__wrapped__())
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_refused_chip_is_not_complained_of_later(tmp_path: Path) -> None:
     """Amaranth warned of it when it was collected: in the midst of another chip, whose test failed.
 
