@@ -145,7 +145,7 @@ class RtlParts:
         """Return the logic of a ROM cell: lanes, scales, grid shifters, accumulator.
 
         Codes may have several planes where lanes are narrower than 8 bits. No term rounds, as in
-        SmolLM2 as shipped: where one may, a block of 4-bit lanes takes 16 % more.
+        SmolLM2 as shipped: where one may, a block of 4-bit lanes takes 9 % more.
         """
         array = target.array
         key = (array.encoding, array.lane_bits, array.word_codes, array.min_bits)

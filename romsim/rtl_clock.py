@@ -87,9 +87,9 @@ def rtl_clock(target: Target) -> RtlClock | None:
 
     Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
     and of four blocks have the same), so that the measured point stands for wider ones; units
-    around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). The comparison of the
-    tiles' maxima is that of the next larger number of tiles that was measured, and of more than
-    all of these deeper by their levels.
+    around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). The maximum and the
+    sum over the tiles are those of the next larger number of tiles that was measured; a sum of more
+    than all of these is deeper by its levels, and a maximum has registers between them.
     """
     if not has_rtl(target):
         return None
@@ -98,21 +98,20 @@ def rtl_clock(target: Target) -> RtlClock | None:
     encoding = "ternary" if array.encoding == "ternary" else f"int{array.lane_bits}"
     paths = []
     points = table()["points"]
-    maxima = _maxima([point for point in points if point["module"] == "maxima"], array.n_tiles)
-    for point in [maxima, *(point for point in points if point["module"] != "maxima")]:
+    trees = [_tree(module, points, array.n_tiles) for module in _TREES]
+    for point in [*trees, *(point for point in points if point["module"] not in _TREES)]:
         if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
             continue
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
-        if point is maxima:
+        if point["module"] in _TREES:
             what = f"of {array.n_tiles} tiles"
         elif "tiles" in point:
             what = f"on a chip of {point['tiles']} tiles"
             if point["tiles"] > array.n_tiles:
                 continue
-        word = "rom" if point["module"] == "cell" else "flop"  # words are multiplied as read
-        depths = {word: point["depth_fo4"][1]}
+        depths = {"flop": point["depth_fo4"][1]}
         for start in ("sram", "rom"):
-            if f"{start}_fo4" in point and (point["module"], start) not in _OF_CELLS:
+            if f"{start}_fo4" in point:
                 depths[start] = point[f"{start}_fo4"][1]
         paths += [
             ModulePath(
@@ -128,17 +127,20 @@ def rtl_clock(target: Target) -> RtlClock | None:
     return RtlClock(target=target.name, clock_mhz=target.clock_mhz, paths=tuple(paths))
 
 
-def _maxima(points: list[dict[str, Any]], n_tiles: int) -> dict[str, Any]:
-    """Return the point of the comparison over the tiles, a tree of pairs."""
-    points = sorted(points, key=lambda point: int(point["tiles"]))
-    for point in points:
+def _tree(module: str, points: list[dict[str, Any]], n_tiles: int) -> dict[str, Any]:
+    """Return the point of a tree of pairs over the tiles."""
+    measured = [point for point in points if point["module"] == module]
+    measured.sort(key=lambda point: int(point["tiles"]))
+    for point in measured:
         if point["tiles"] >= n_tiles:
             return point
-    last = points[-1]
+    last = measured[-1]
+    if module == "maxima":
+        return last
     deeper = (n_tiles - 1).bit_length() / (last["tiles"] - 1).bit_length()
     return {**last, "depth_fo4": [depth * deeper for depth in last["depth_fo4"]]}
 
 
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
-_OF_CELLS = {("ltile", "rom")}  # words end in cells, there of 4 bits
+_TREES = ("maxima", "sums")  # over the tiles
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

@@ -29,15 +29,17 @@ from romsim_rtl.ltile_rows import Row
 from romsim_rtl.module_timing import STARTS
 from romsim_rtl.synthesis import MAPPINGS, ModuleSynthesis, RtlilModule, rtlil_modules
 from romsim_rtl.synthesis_cache import synthesise_alone, synthesise_modules
-from romsim_rtl.tile_maxima import TileMaxima
+from romsim_rtl.tile_maxima import TileMaxima, TileSums
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes
 
-__all__ = ["MAXIMA_TILES", "Point", "cell_points", "main", "measure", "render"]
+__all__ = ["MAXIMA_TILES", "SUMS_TILES", "Point", "cell_points", "main", "measure", "render"]
 
 _ASAP7 = load_technology("asap7")
 _AREA_ALONE = ((1, 1), (2, 1))  # blocks and heads of tiles that are not timed; the last not fitted
 MAXIMA_TILES = (8, 16, 64, 256)
 """Tiles whose maxima are compared alone."""
+SUMS_TILES = (16, 64, 256)
+"""Tiles whose values are added up alone."""
 _LANE_BITS = {"ternary": 2, "int2": 2, "int4": 4, "int8": 8}
 
 
@@ -49,7 +51,7 @@ class Point:
     ----------
     module
         ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), ``htile``,
-        ``vector_group``, ``maxima`` (of the tiles' scores, between registers), or one of
+        ``vector_group``, ``maxima`` and ``sums`` (over the tiles' scores and values), or one of
         `romsim.synthesis_chips.UNITS`, without the modules inside.
     keys
         What it was built for.
@@ -122,6 +124,8 @@ def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
         yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h)
     for tiles in MAXIMA_TILES:
         yield "maxima", {"tiles": tiles}, TileMaxima(n_tiles=tiles)
+    for tiles in SUMS_TILES:
+        yield "sums", {"tiles": tiles}, TileSums(n_tiles=tiles)
 
 
 def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
