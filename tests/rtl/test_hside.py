@@ -59,6 +59,7 @@ SLOW_SHAPES = {
     "64 lanes, words of 64": make_sizes(
         4, 64, 64, 2, 16, "4/4", 64, broadcast_cycles=0, collect_cycles=2
     ),
+    "64 tiles": make_sizes(64, 32, 32, 1, 64, "2/1", 32, n_inflight=1),
     "heads of 96": make_sizes(2, 64, 64, 4, 64, "4/2", 96, n_inflight=1),
 }
 
