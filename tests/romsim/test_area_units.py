@@ -30,7 +30,7 @@ FITS: dict[str, Callable[[dict[str, int]], float]] = {
 ERRORS = {
     "ltile of 8": -0.118,
     "ltile of 16": 0.047,
-    "lside": 0.029,
+    "lside": 0.03,
     "lside of 16": -0.047,
     "hside": 0.009,
     "hside of one group": 0.003,
