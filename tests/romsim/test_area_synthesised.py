@@ -159,7 +159,8 @@ def test_maxima_of_many_tiles_have_registers_between_their_levels() -> None:
         assert clock is not None
         (path,) = [path for path in clock.paths if path.module == "maxima"]
         assert (path.depth_fo4, path.built_for) == (depths[8], f"of {tiles} tiles")
-        assert clock.is_met
+        # of 512 tiles the sum, in one piece, takes longer
+        assert clock.is_met == (tiles <= 256)
 
 
 def test_sums_of_many_tiles_are_those_of_the_next_larger_measured_number() -> None:

@@ -191,7 +191,12 @@ def test_targets_with_rtl_are_priced_by_its_gates() -> None:
     )
     assert prices["kv_macs"].pj.mid == pytest.approx((two - one) / 64 * per_um2)
     # the ratios that docs/area.md states
-    expected = {"roma-7nm-g32": 1.43, "rtl-1k": 1.31, "small-ternary": 1.62, "tom-7nm-int8": 1.69}
+    expected = {
+        "roma-7nm-g32": 1.436,
+        "rtl-1k": 1.317,
+        "small-ternary": 1.634,
+        "tom-7nm-int8": 1.698,
+    }
     for name, ratio in expected.items():
         chip = load_target(name)
         rtl, parts = (
@@ -201,7 +206,7 @@ def test_targets_with_rtl_are_priced_by_its_gates() -> None:
         a_lane = parts["scale_products"].pj.mid * chip.array.n_scales / chip.array.word_codes
         counted = parts["weight_macs"].pj.mid + a_lane
         assert rtl["weight_macs"].pj.mid / counted == pytest.approx(ratio, abs=0.005)
-        assert rtl["kv_macs"].pj.mid / parts["kv_macs"].pj.mid == pytest.approx(2.28, abs=0.005)
+        assert rtl["kv_macs"].pj.mid / parts["kv_macs"].pj.mid == pytest.approx(2.275, abs=0.005)
 
 
 @pytest.mark.parametrize(
