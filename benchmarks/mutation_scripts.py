@@ -66,7 +66,10 @@ UNITS = {
         shapes="SHAPES",
         goldens=("attention",),
         files=("attention_", "hside", "htile", "merge"),
-        tests=("test_attention_has", "test_scores_saturate", "test_sums_of_values"),
+        tests=(
+            *("test_attention_has", "test_scores_saturate", "test_sums_of_values"),
+            *("test_close_scores", "test_last_positions"),
+        ),
     ),
     "lora_side": Unit(
         component="lora_side",

@@ -48,7 +48,8 @@ def make_sizes(
 
 
 SHAPES = {
-    "two tiles, 6/3 heads": make_sizes(2, 32, 64, 3, 16, "6/3", 64),
+    # every lane is used, but not all of them in a KV head's second pass
+    "two tiles, 6/2 heads": make_sizes(2, 32, 64, 2, 16, "6/2", 64),
     "64 lanes, words of 32, one KV head": make_sizes(
         2, 64, 32, 2, 16, "4/1", 32, broadcast_cycles=2, collect_cycles=0
     ),
@@ -128,7 +129,13 @@ def set_beat(
 
 def send(script: Script, sizes: AttentionSizes, heads: Heads, **where: int) -> None:
     blocks = [block for head in heads for block in head]
+    rng = random.Random(len(blocks))
     for first in range(0, len(blocks), sizes.n_groups):
+        if rng.random() < 0.2:  # for the x buffers, or nothing at all
+            junk = [random_block(rng, 12) for _ in blocks]
+            set_beat(script, sizes, junk, rng.randrange(first + 1), **where)
+            script.set("bc_kind", rng.randrange(2))
+            script.tick()
         set_beat(script, sizes, blocks, first, **where)
         script.tick()
     script.set("bc_kind", 0)
@@ -180,22 +187,30 @@ def check_positions(
     seed: int,
     largest: int,
     is_extreme: bool = False,
+    is_close: bool = False,
+    layer: int | None = None,
 ) -> int:
     """Fill a cache token by token and check some positions; return the clips that were seen.
 
-    Extreme values stand as far from 0 as codes and shifts can, and all tokens weigh the same.
+    Extreme values stand as far from 0 as codes and shifts can, and all tokens weigh the same. Close
+    scores are apart by so little that each token weighs something.
     """
     rng = random.Random(seed)
     script = simulation.script()
     readings: list[tuple[int, Reading]] = []
     keys: list[Heads] = []
     values: list[Heads] = []
-    layer, clips = rng.randrange(sizes.n_layers), 0
+    layer, clips = rng.randrange(sizes.n_layers) if layer is None else layer, 0
     for pos in range(max(checked) + 1):
         token = rng.randrange(sizes.n_inflight)
         q = random_heads(rng, sizes.n_heads, sizes, largest)
         keys.append(random_heads(rng, sizes.n_kv_heads, sizes, largest))
         values.append(random_heads(rng, sizes.n_kv_heads, sizes, largest))
+        if is_close:
+            q, keys[-1] = (
+                [[(codes, rng.randrange(5, 10)) for codes, _ in head] for head in heads]
+                for heads in (q, keys[-1])
+            )
         if is_extreme:
             q = [[([0] * 32, 0)] * sizes.head_blocks for _ in q]
             signs = random.Random(sizes.head_dim)
@@ -253,6 +268,22 @@ def test_scores_saturate_and_are_counted(simulations: Any, name: str) -> None:
 def test_sums_of_values_at_their_largest(simulations: Any, name: str) -> None:
     positions = {0, 15, 16, 40, 66}
     check_positions(simulations(name), SHAPES[name], positions, seed=4, largest=26, is_extreme=True)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_close_scores_weigh_every_token(simulations: Any, name: str) -> None:
+    positions = {1, 2, 14, 15, 16, 33, 48}
+    check_positions(simulations(name), SHAPES[name], positions, seed=6, largest=12, is_close=True)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", SHAPES)
+def test_last_positions_of_every_layer(simulations: Any, name: str, layer: int) -> None:
+    sizes = SHAPES[name]
+    positions = {79, sizes.context - 1}
+    check_positions(
+        simulations(name), sizes, positions, seed=7, largest=12, is_close=True, layer=layer
+    )
 
 
 @pytest.mark.slow

@@ -87,6 +87,8 @@ def random_projection(
     a_codes, a_exps = codes(rank, n_cols), exps(rank, -(-n_cols // 32))
     b_codes, b_exps = codes(n_rows, rank), exps(n_rows, rank // block)
     b_codes[: n_rows // 8] = 0
+    # rows of z of every size, so that single ones give their block its exponent
+    a_codes >>= generator.integers(0, 7, (rank, 1)).astype(np.int8)
     return LoraProjection(
         tensor=f"t{first_row}",
         operator="q",
