@@ -113,6 +113,8 @@ def _prove(
             parts[number] = n_parts
             how[number] = "induction" if n_states else "combinational"
     for part in range(max(parts.values(), default=0)):
+        if not how:
+            break
         modules = {}
         for number in [one for one in how if part < parts[one]]:
             modules[f"miter{number}"], _ = build_miter(
