@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
@@ -13,7 +15,7 @@ from romsim_rtl.attention_sizes import SHIFT_BITS, AttentionSizes, log2
 from romsim_rtl.lora_command import z_signature
 from romsim_rtl.lora_sizes import N_PROJECTIONS, LoraSizes
 from romsim_rtl.memory import Sram
-from romsim_rtl.primitives import bit_length, magnitude, round_shift_by
+from romsim_rtl.primitives import bit_length, magnitude, round_shift_by, wire
 
 __all__ = ["LoraCollect"]
 
@@ -116,29 +118,37 @@ class LoraCollect(wiring.Component):
         sizes_of: list[Any],
         owners: list[tuple[Any, Any]],
     ) -> None:
-        """Keep each block's largest magnitude; find its exponent when all are there."""
-        updates = Signal()
-        m.d.comb += updates.eq(arrived | self.clear)
+        """Find each block's exponent from what its magnitudes have in common.
+
+        The longest one's length gives the shift to 7 bits. A code then rounds to 128, which takes
+        one more, where that length's highest 8 bits are ones in some magnitude. Both are ORs, not
+        comparisons one after another.
+        """
+        runs = [
+            wire(m, Cat(size[low : low + 8].all() for low in range(25)), f"runs{tile}")
+            for tile, size in enumerate(sizes_of)
+        ]
         for projection in range(N_PROJECTIONS):
             for block in range(self.lora.rank_blocks):
                 name = f"{projection}_{block}"
-                largest = Signal(32, name=f"largest{name}", reset_less=True)
-                highest: Any = largest
-                for size, (owner, part) in zip(sizes_of, owners, strict=True):
+                bits: list[Any] = []
+                for size, run, (owner, part) in zip(sizes_of, runs, owners, strict=True):
                     is_mine = owner == projection
                     if self.lora.rank_blocks > 1:
                         is_mine &= part == block
-                    highest = Mux(is_mine & (size > highest), size, highest)
-                with m.If(updates):
-                    m.d.sync += largest.eq(Mux(self.clear, 0, highest))
+                    bits.append(Mux(is_mine, Cat(size, run), 0))
+                seen = Signal(32 + 25, name=f"seen{name}", reset_less=True)
+                with m.If(self.clear):
+                    m.d.sync += seen.eq(0)
+                with m.Elif(arrived):
+                    m.d.sync += seen.eq(reduce(or_, bits, seen))
                 first = Signal(SHIFT_BITS, name=f"first_shift{name}", reset_less=True)
-                length = bit_length(m, largest, f"length{name}")
+                length = bit_length(m, seen[:32], f"length{name}")
                 with m.If(ended):
                     m.d.sync += first.eq(Mux(length > 7, length - 7, 0))
-                code = round_shift_by(Cat(largest, Const(0, 2)).as_signed(), first)
+                is_up = (Cat(Const(0, 1), seen[32:]) >> first)[0]
                 with m.If(sized):
-                    # only ±128 has this bit: it asks for one more
-                    m.d.sync += held(m, self.z_shift[projection][block]).eq(first + code[7])
+                    m.d.sync += held(m, self.z_shift[projection][block]).eq(first + is_up)
 
     def _buffer(self, m: Module, arrived: Any, rows: Any, place: Any) -> list[Any]:
         """Put rows of all tiles into beats; return the lanes of the beat that was asked for."""
