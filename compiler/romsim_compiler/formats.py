@@ -17,6 +17,12 @@ class WeightFormat:
 
     ``value = scale * (code - offset) + minimum`` per group of ``group`` codes along the input
     axis; ``group = 0`` means one scale for the whole matrix.
+
+    Raises
+    ------
+    SpecError
+        If codes with one scale for the whole matrix have an offset: words that are absent from a
+        row are all zeros, and a cell multiplies them by whatever its x buffer has there.
     """
 
     name: str
@@ -25,6 +31,13 @@ class WeightFormat:
     offset: int
     group: int
     has_minimum: bool
+
+    def __post_init__(self) -> None:
+        if self.group == 0 and self.offset:
+            raise SpecError(
+                f"Offset of format {self.name!r} must be 0 with one scale for the whole matrix, "
+                f"not {self.offset}; give its codes groups"
+            )
 
     def planes(self, array: Array) -> int:
         """Return the number of words (one per code plane) that a group of lanes needs."""

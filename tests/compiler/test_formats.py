@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from romsim_compiler.formats import SHIPPED_FORMATS, check_format, parse_format
+from romsim_compiler.formats import SHIPPED_FORMATS, WeightFormat, check_format, parse_format
 from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.errors import SpecError
@@ -127,3 +127,14 @@ def test_format_that_the_words_can_hold_is_let_through() -> None:
     check_format(parse_format("int4g128"), load_target("small"), "w")
     check_format(parse_format("ternary"), load_target("small-ternary"), "w")
     check_format(SHIPPED_FORMATS["q8_0"], sized_target("small", min_bits=0), "w")
+
+
+def test_offset_with_one_scale_for_the_matrix_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        WeightFormat(
+            name="flat", code_bits=4, kind="unsigned", offset=8, group=0, has_minimum=False
+        )
+    assert str(caught.value) == (
+        "Offset of format 'flat' must be 0 with one scale for the whole matrix, not 8; give its "
+        "codes groups"
+    )
