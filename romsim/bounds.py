@@ -6,7 +6,7 @@ from romsim.design_point import DesignPoint
 from romsim_compiler.durations import maximum_cycles
 from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_split
-from romsim_compiler.lora_words import row_parts
+from romsim_compiler.lora_words import part_sum_cycles, row_parts
 from romsim_compiler.program import Instruction
 from romsim_models.spec import ModelSpec
 
@@ -139,5 +139,5 @@ def _lora(point: DesignPoint, stem: str, ranks: dict[str, tuple[int, ...]]) -> d
     key = "adapter" if words >= drain else "collect"
     split[key] = split.get(key, 0) + _ceil(n_rows, rows) * max(words, drain)
     split["vector"] = _ceil(total, lanes)
-    split["latency"] = target.latency.lora + _ceil((tiles - 1).bit_length(), 2) + 2 * hop
+    split["latency"] = target.latency.lora + part_sum_cycles(tiles) + 2 * hop
     return split

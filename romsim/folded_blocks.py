@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
 from romsim_compiler.groups import Group
-from romsim_compiler.program import Instruction
+from romsim_compiler.program import Instruction, Program
 from romsim_compiler.schedule import build_decode, build_prefill
 from romsim_models.spec import ModelSpec
 
@@ -47,19 +48,20 @@ def folded_blocks(
     lora_unit
         Unit that executes adapters.
     """
+
+    def program_of(n_layers: int, layers: list[Group]) -> Program:
+        some = replace(spec, n_layers=n_layers)
+        mine = [*layers, *(g for g in groups if g.layer < 0)]
+        if n_tokens == 1 and with_head:
+            return build_decode(some, mine, lora_unit=lora_unit)
+        return build_prefill(some, mine, n_tokens, with_head=with_head, lora_unit=lora_unit)
+
     if n_tokens > 1:
-        return _interleaved_blocks(spec, groups, layer_runs, n_tokens, with_head, lora_unit)
-    outer = [g for g in groups if g.layer < 0]
+        return _interleaved_blocks(groups, layer_runs, program_of)
     blocks: list[Block] = []
     for first, count in layer_runs:
         # One layer between the outer instructions: its waits are those of every equal layer.
-        mine = [replace(g, layer=0) for g in groups if g.layer == first]
-        one = replace(spec, n_layers=1)
-        program = (
-            build_decode(one, [*mine, *outer], lora_unit=lora_unit)
-            if with_head
-            else build_prefill(one, [*mine, *outer], 1, with_head=False, lora_unit=lora_unit)
-        )
+        program = program_of(1, [replace(g, layer=0) for g in groups if g.layer == first])
         parts = [list(run) for _, run in groupby(program.instructions, key=lambda i: i.layer)]
         if not blocks:
             blocks.append(Block(-1, 1, tuple(parts[0])))
@@ -71,12 +73,9 @@ def folded_blocks(
 
 
 def _interleaved_blocks(
-    spec: ModelSpec,
     groups: tuple[Group, ...],
     layer_runs: tuple[tuple[int, int], ...],
-    n_tokens: int,
-    with_head: bool,
-    lora_unit: str,
+    program_of: Callable[[int, list[Group]], Program],
 ) -> tuple[Block, ...]:
     """Fold a program whose tokens are a stage apart: a layer begins where the first token's does.
 
@@ -94,14 +93,7 @@ def _interleaved_blocks(
         for g in groups
         if g.layer == first
     ]
-    outer = [g for g in groups if g.layer < 0]
-    program = build_prefill(
-        replace(spec, n_layers=len(kept)),
-        [*layers, *outer],
-        n_tokens,
-        with_head=with_head,
-        lora_unit=lora_unit,
-    )
+    program = program_of(len(kept), layers)
     parts: list[list[Instruction]] = [[]]
     for instruction in program.instructions:
         if instruction.token == 0 and instruction.layer == len(parts) - 1:

@@ -29,7 +29,7 @@ from romsim_rtl.ltile_rows import Row
 from romsim_rtl.module_timing import STARTS
 from romsim_rtl.synthesis import MAPPINGS, ModuleSynthesis, RtlilModule, rtlil_modules
 from romsim_rtl.synthesis_cache import synthesise_alone, synthesise_modules
-from romsim_rtl.tile_maxima import TileMaxima, TileSums
+from romsim_rtl.tile_trees import TileMaxima, TileSums
 from romsim_rtl.xbuffer import XBuffer, XBufferSizes
 
 __all__ = ["MAXIMA_TILES", "SUMS_TILES", "Point", "cell_points", "main", "measure", "render"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from romsim_compiler.kv_cycles import block_extra, encode_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_lora_cycles, lora_parts
-from romsim_compiler.lora_words import row_parts
+from romsim_compiler.lora_words import part_sum_cycles, row_parts
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
 from romsim_compiler.target import Target
@@ -219,7 +219,7 @@ def lora_cycles(n_rows: int, n_cols: int, ranks: tuple[int, ...], *, target: Tar
     total, widest = sum(ranks), max(ranks)
     rows_per_word = max(1, elems // widest)
     _, part_words = row_parts(total, _ceil(n_cols, elems), tiles)
-    down = _ceil(total, tiles) * part_words + _ceil((tiles - 1).bit_length(), 2)
+    down = _ceil(total, tiles) * part_words + part_sum_cycles(tiles)
     down += _ceil(total, lanes)
     steps = _ceil(n_rows, tiles * rows_per_word)
     step = max(_ceil(widest, elems), _ceil(tiles * rows_per_word, lanes))

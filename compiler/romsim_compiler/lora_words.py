@@ -33,6 +33,7 @@ __all__ = [
     "lora_bits",
     "lora_layout",
     "pack_lora",
+    "part_sum_cycles",
     "row_parts",
 ]
 
@@ -150,6 +151,11 @@ def row_parts(n_rows: int, n_words: int, n_tiles: int) -> tuple[int, int]:
     while 2 * parts * n_rows <= n_tiles and parts < n_words:
         parts *= 2
     return parts, -(-n_words // parts)
+
+
+def part_sum_cycles(n_tiles: int) -> int:
+    """Return the cycles in which the parts of a row of A are added: two levels of a tree in one."""
+    return ((n_tiles - 1).bit_length() + 1) // 2
 
 
 def pack_lora(image: LoraImage, target: Target) -> LoraWords:

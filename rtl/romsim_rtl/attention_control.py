@@ -18,7 +18,7 @@ from romsim_rtl.htile_values import VALUE_CYCLES
 from romsim_rtl.kivi_control import build_halves, build_kivi_addresses, group_bits
 from romsim_rtl.kv_pages import AttentionPages
 from romsim_rtl.memory import address_bits
-from romsim_rtl.tile_maxima import maximum_stages
+from romsim_rtl.tile_trees import maximum_stages
 
 __all__ = ["MAXIMUM_CYCLES", "AttentionControl", "Phase"]
 

@@ -25,7 +25,7 @@ from romsim_rtl.mass_side import MassSide, build_mass
 from romsim_rtl.memory import address_bits, replicate
 from romsim_rtl.merge import MergeTree
 from romsim_rtl.primitives import add_tree
-from romsim_rtl.tile_maxima import block_maximum
+from romsim_rtl.tile_trees import block_maximum
 
 __all__ = ["TILE_MODULE", "HSide"]
 

@@ -32,10 +32,10 @@ class LoraCollect(wiring.Component):
     -------
     clear : In(1)
         A new instruction begins.
-    offset1, offset2, rank_sum : In
-        First rows of projections 1 and 2, and the number of all rows.
+    offset1, offset2 : In
+        First rows of projections 1 and 2.
     valid, row, is_end, rows : In
-        Row ``row`` of every tile; whether it is the last.
+        Row ``row`` of every tile, 0 where there is none; whether it is the last.
     z_shift : Out
         Exponents by projection and block, 4 cycles after the last row.
     en, beat, is_last : In
@@ -51,7 +51,6 @@ class LoraCollect(wiring.Component):
                 "clear": In(1),
                 "offset1": In(10),
                 "offset2": In(10),
-                "rank_sum": In(10),
                 "valid": In(1),
                 "row": In(10),
                 "is_end": In(1),
@@ -85,7 +84,7 @@ class LoraCollect(wiring.Component):
             part = Signal(2, name=f"part{tile}", reset_less=True)
             with m.If(self.valid):
                 m.d.sync += [
-                    size.eq(Mux(index < self.rank_sum, magnitude(self.rows[tile]), 0)),
+                    size.eq(magnitude(self.rows[tile])),
                     owner.eq(projection),
                     part.eq(block),
                 ]

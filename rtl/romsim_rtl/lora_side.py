@@ -174,7 +174,6 @@ class LoraSide(wiring.Component):
             collect.clear.eq(control.looks),
             collect.offset1.eq(control.offset1),
             collect.offset2.eq(control.offset2),
-            collect.rank_sum.eq(control.rank_sum),
             collect.valid.eq(total.out_valid),
             collect.row.eq(total.out_row),
             collect.is_end.eq(total.out_is_end),

@@ -32,7 +32,6 @@ def test_exponents_of_magnitudes_at_every_length_and_rounding() -> None:
     cases = sorted(value for value in largest if value <= 1 << 31)
 
     async def bench(ctx: Any) -> None:
-        ctx.set(top.rank_sum, 2 * TILES)
         ctx.set(top.offset1, 2 * TILES)
         ctx.set(top.offset2, 2 * TILES)
         for value in cases:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from romsim_compiler.durations import maximum_cycles
-from romsim_rtl.tile_maxima import TileMaxima, maximum_stages
+from romsim_rtl.tile_trees import TileMaxima, maximum_stages
 from tests.rtl.stepped import simulate
 
 LOW, HIGH = -(2**31), 2**31 - 1
