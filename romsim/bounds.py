@@ -6,8 +6,8 @@ from romsim.design_point import DesignPoint
 from romsim_compiler.durations import maximum_cycles
 from romsim_compiler.kv_cycles import block_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_split
-from romsim_compiler.lora_words import part_sum_cycles, row_parts
 from romsim_compiler.program import Instruction
+from romsim_compiler.row_parts import part_sum_cycles, row_parts
 from romsim_models.spec import ModelSpec
 
 __all__ = ["RESOURCES", "norm_length", "split_cycles"]

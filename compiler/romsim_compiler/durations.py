@@ -7,9 +7,9 @@ from typing import Any
 
 from romsim_compiler.kv_cycles import block_extra, encode_extra, rope_extra, step_extra
 from romsim_compiler.lora_adders import adder_lora_cycles, lora_parts
-from romsim_compiler.lora_words import part_sum_cycles, row_parts
 from romsim_compiler.mapping import Mapping
 from romsim_compiler.program import Instruction
+from romsim_compiler.row_parts import part_sum_cycles, row_parts
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from romsim_compiler.formats import SHIPPED_FORMATS
 from romsim_compiler.groups import layer_groups
 from romsim_compiler.lora_adders import adder_lora_bits
+from romsim_compiler.row_parts import row_parts
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_models.errors import CapacityError
 from romsim_models.spec import ModelSpec
@@ -33,8 +34,6 @@ __all__ = [
     "lora_bits",
     "lora_layout",
     "pack_lora",
-    "part_sum_cycles",
-    "row_parts",
 ]
 
 
@@ -135,27 +134,6 @@ def lora_layout(
         a_exps=blocks,
         b_exps=max(blocks, rows_per_word * -(-widest // MX_BLOCK)) if rows_per_word > 1 else blocks,
     )
-
-
-def row_parts(n_rows: int, n_words: int, n_tiles: int) -> tuple[int, int]:
-    """Return how many tiles share a row of A, and the words of a row in each of them.
-
-    Parameters
-    ----------
-    n_rows, n_words
-        Rows of A of a group, and words of one.
-    n_tiles
-        ``T``.
-    """
-    parts = 1
-    while 2 * parts * n_rows <= n_tiles and parts < n_words:
-        parts *= 2
-    return parts, -(-n_words // parts)
-
-
-def part_sum_cycles(n_tiles: int) -> int:
-    """Return the cycles in which the parts of a row of A are added: two levels of a tree in one."""
-    return ((n_tiles - 1).bit_length() + 1) // 2
 
 
 def pack_lora(image: LoraImage, target: Target) -> LoraWords:

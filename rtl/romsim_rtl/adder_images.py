@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from romsim_compiler.description import Description
-from romsim_compiler.lora_adders import pack_trits, placed_runs
+from romsim_compiler.lora_adders import placed_runs
 from romsim_compiler.lora_image import LoraImage
+from romsim_compiler.trit_words import pack_trits
 from romsim_rtl.adapter_images import ConfigurationWrite, adapter_bases
 from romsim_rtl.adder_sizes import RUNS_LOG2, AdderSizes, pack_run, run_entries
 from romsim_rtl.encoding import LORA_GROUPS

@@ -17,7 +17,8 @@ from romsim.cycle import CycleModel
 from romsim.description_point import point_of_description
 from romsim.rates import adapter_ranks, prefill_cycles, timing_model
 from romsim_compiler.description import Description
-from romsim_compiler.lora_adders import adder_runs, lora_parts, pack_trits
+from romsim_compiler.lora_adders import adder_runs, lora_parts
+from romsim_compiler.trit_words import pack_trits
 from romsim_models.errors import FormatError, SpecError
 from romsim_models.registry import open_model
 from tests.command_line import run_command

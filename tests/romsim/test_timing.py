@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -111,3 +113,12 @@ def test_halving_a_resource_never_makes_a_token_faster() -> None:
         replace(target, attention=replace(target.attention, word_elems=32)),
     ):
         assert timing(spec, worse, "int4g32")[0].decode_cycles([1000])[0] > full
+
+
+def test_timing_loads_no_numpy() -> None:
+    """Which takes longer to load than thousands of tokens take to time."""
+    code = (
+        "import sys; from romsim_compiler.description import Description; "
+        "from romsim.rates import timing_model; sys.exit('numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
