@@ -73,7 +73,7 @@ class WordMap:
         spec, target = description.spec, description.target
         self._target, self._spec, self._description = target, spec, description
         self._groups = description.groups
-        self._sizes = AttentionSizes.of(
+        self.sizes = AttentionSizes.of(
             target,
             spec,
             context=description.context,
@@ -146,9 +146,9 @@ class WordMap:
         if instruction.op == "attn":
             n_tokens = position + word.token + 1
             if word.memory in MASS_MEMORIES:
-                return model_mass(word, self._sizes, n_tokens)
+                return model_mass(word, self.sizes, n_tokens)
             if word.memory in ("VC", "KC", "KG"):
-                return model_late(word, self._description, self._sizes, n_tokens)
+                return model_late(word, self._description, self.sizes, n_tokens)
             idle -= late_cycles(self._description, n_tokens)
             # a beat's sum over the tiles joins the nodes of the merge stack one a cycle
             held = self._target.kv.held(position + word.token + 1)
@@ -181,8 +181,8 @@ class WordMap:
             ports = range(self._l.tile.n_ports)
             return [(f"{word.memory}{port}", index, padded, cycle) for port in ports]
         if word.memory == "OL":  # with every block of the head
-            blocks = word.address * self._sizes.head_blocks + np.arange(self._sizes.head_blocks)
-            cycles = idle - 1 - pace * (self._sizes.beats - 1 - blocks // groups)
+            blocks = word.address * self.sizes.head_blocks + np.arange(self.sizes.head_blocks)
+            cycles = idle - 1 - pace * (self.sizes.beats - 1 - blocks // groups)
             return [("OL", blocks, np.full(len(blocks), values[0]), cycles)]
         return self._model_encoded(word)
 
@@ -225,7 +225,7 @@ class WordMap:
 
     def _model_encoded(self, word: SramWrite) -> list[tuple[Any, ...]]:
         """Codes and shifts of a query head, or of a word of a KV head."""
-        sizes = self._sizes
+        sizes = self.sizes
         elems = sizes.head_dim if word.memory == "Q" else sizes.word_elems
         n_blocks = -(-len(word.data) // (MX_BLOCK + 1))
         if word.memory != "Q" and not sizes.words.block_bits:
@@ -254,7 +254,7 @@ class WordMap:
 
     def _kv_place(self, address: int, memory: str) -> tuple[int, int]:
         """Return the KV head of a bank's word, and the word's number in the head."""
-        sizes = self._sizes
+        sizes = self.sizes
         row, inside = divmod(address, sizes.row_words)
         rows = sizes.tile_tokens if sizes.kivi is None else sizes.kivi.places[memory.lower()]
         return row // rows % sizes.n_kv_heads, inside
@@ -289,9 +289,9 @@ class WordMap:
         ):
             return self._rtl_encoded(one, int(match[1]), match[2], match[3])
         if match := re.fullmatch(KIVI_MEMORY, name):
-            return rtl_late(one, match, self._sizes)
+            return rtl_late(one, match, self.sizes)
         if match := re.fullmatch(MASS_MEMORY, name):
-            return rtl_mass(one, match, self._sizes)
+            return rtl_mass(one, match, self.sizes)
         if match := re.fullmatch(r"hside0\.(o|l)_buffer(\d+)", name):
             return self._rtl_sums(one, match[1], int(match[2]))
         return []
@@ -339,7 +339,7 @@ class WordMap:
         return results
 
     def _rtl_encoded(self, one: Writes, tile: int, bank: str, kind: str) -> list[tuple[Any, ...]]:
-        sizes = self._sizes
+        sizes = self.sizes
         token = np.zeros(len(one.addresses), dtype=np.int64)
         if bank.startswith("q"):
             memory, elems = "Q", sizes.head_dim
@@ -377,13 +377,13 @@ class WordMap:
         return results
 
     def _head(self, entry: NDArray[np.int64], lane: int) -> NDArray[np.int64]:
-        sizes = self._sizes
+        sizes = self.sizes
         kv, in_pass = np.divmod(entry, sizes.n_passes)
         head = kv * sizes.heads_per_kv + in_pass * sizes.heads_parallel + lane
         return np.asarray(head, dtype=np.int64)
 
     def _rtl_sums(self, one: Writes, kind: str, group: int) -> list[tuple[Any, ...]]:
-        sizes = self._sizes
+        sizes = self.sizes
         bits = max(1, (sizes.beats - 1).bit_length())
         token, beat = one.addresses >> bits, one.addresses & (1 << bits) - 1
         block = beat * sizes.n_groups + group

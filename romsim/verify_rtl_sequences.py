@@ -15,6 +15,7 @@ from romsim.cycle.sequences import SequencePool
 from romsim.cycle.timekeeper import Timeline
 from romsim.cycle.trace import NO_TOKEN
 from romsim.rtl_report import RtlReport, Tally
+from romsim.rtl_words_copy import copied_words
 from romsim.verify_rtl import Comparison
 from romsim_compiler.description import Description
 from romsim_compiler.kv_cycles import copy_cycles
@@ -85,7 +86,7 @@ class SequenceComparison:
         die: Die | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        self._description = description
+        self._description, self._die = description, die
         self._tally = Tally(description)
         self._folder = tempfile.TemporaryDirectory()
         file = Path(self._folder.name, "trace")
@@ -152,8 +153,12 @@ class SequenceComparison:
         self._map(slot)
         self._chip.use_sequence(slot)
         result = self._chip.step(token)
-        expected = [self._cycles(copy) for copy in copies]
-        timeline = Timeline(events=step.timeline, cycles=step.cycles - sum(expected))
+        own = self._description.spec.n_layers
+        layers = own if self._die is None else self._die.attention.n_layers
+        program = step.cycles - sum(self._cycles(copy, own) for copy in copies)
+        timeline = Timeline(events=step.timeline, cycles=program)
+        # the chip copies all layers that it has room for
+        expected = [self._cycles(copy, layers) for copy in copies]
         self._compare(step.position, [timeline], [result], step.logits, expected, cycles)
         self._n_tokens += 1
         return step.next_token
@@ -167,9 +172,9 @@ class SequenceComparison:
         """Return what was compared so far."""
         return self._tally.report(self._n_tokens, time.monotonic() - self._begun)
 
-    def _cycles(self, copy: PageCopy) -> int:
-        description = self._description
-        return copy_cycles(copy.n_tokens, spec=description.spec, target=description.target)
+    def _cycles(self, copy: PageCopy, n_layers: int) -> int:
+        spec = replace(self._description.spec, n_layers=n_layers)
+        return copy_cycles(copy.n_tokens, spec=spec, target=self._description.target)
 
     def _map(self, slot: int) -> None:
         """Give the RTL the entries of a block table that are new."""
@@ -206,7 +211,9 @@ class SequenceComparison:
             tally.compare_writes(
                 [(_COPY, 0, want)],
                 both.word_map.copied(_one_copy(moved, number)),
-                both.word_map.written(traces[number].writes.values()),
+                both.word_map.written(
+                    copied_words(traces[number].writes.values(), both.word_map.sizes)
+                ),
             )
         both.compare_programs(position, timelines, results, logits, traces[len(copied) :], words)
 

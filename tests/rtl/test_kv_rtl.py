@@ -263,7 +263,16 @@ def sequences(chip: Description, *, seed: int = 0, n_steps: int = 40) -> Sequenc
 @pytest.mark.parametrize(
     ("kv", "sizes"),
     [
-        pytest.param("int8,layout=paged,block=2", {"heads": "1/1"}),
+        # a head's last word is half full
+        pytest.param(
+            "int8,layout=paged,block=2", {"heads": "1/1", "head_dim": 96, "word_elems": 64}
+        ),
+        pytest.param("int8,layout=paged,block=2", {"heads": "1/1"}, marks=pytest.mark.slow),
+        pytest.param(
+            "int4,layout=paged,block=4",
+            {"head_dim": 96, "word_elems": 64},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("int8,layout=paged,block=8", {"n_layers": 1}, marks=pytest.mark.slow),
         pytest.param(
             "streaming-llm,sinks=3,window=9,codec=int4,layout=paged,block=2",
