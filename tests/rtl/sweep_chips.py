@@ -194,7 +194,7 @@ class SweepChip:
             name="sweep",
             n_tiles=self.n_tiles,
             n_cells=self.n_cells,
-            rom_rows=1 << 15,
+            rom_rows=1 << (16 if self.n_tiles * self.n_cells == 1 else 15),
             word_codes=word_codes,
             scale_group=min(self.group, word_codes),
             lane_bits=lane_bits,
@@ -209,7 +209,9 @@ class SweepChip:
         slots = _KIVI_SLOTS if self.is_kivi else _KV_SLOTS
         return replace(
             target,
+            # room for any model of the draw
             vector=replace(target.vector, sram_kib=256),
+            attention=replace(target.attention, sram_kib=512),
             schedule=replace(target.schedule, n_slots=N_SEQUENCES if self.has_forks else 1),
             kv=parse_kv(slots[self.kv_slots].format(self.kv_codec)),
         )

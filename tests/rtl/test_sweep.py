@@ -120,11 +120,18 @@ def test_chips_of_different_draws_are_different() -> None:
     assert len(chips) == 500
 
 
-@pytest.mark.parametrize("number", [365, 392])  # those with the largest activations
+# one cell with most words; least SRAM beside adapters; the largest activations
+@pytest.mark.parametrize("number", [267, 302, 365, 392])
 def test_the_largest_chips_have_room(number: int, tmp_path: Path) -> None:
     description = compile_chip(chip_number(number), tmp_path)
     assert description.has_images
     assert set(description.loras) == ({"a", "b"} if chip_number(number).rank else set())
+
+
+@pytest.mark.slow
+def test_every_chip_has_room(tmp_path: Path) -> None:
+    for number in range(500):
+        compile_chip(chip_number(number), tmp_path / f"{number}")
 
 
 def test_coverage_is_printed_axis_by_axis() -> None:
