@@ -12,8 +12,18 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from romsim.area_adapters import why_no_adapter_area
+from romsim.area_memories import (
+    BufferWidths,
+    adapter_memories,
+    codebooks,
+    h_memories,
+    vector_memory,
+    x_buffers,
+)
 from romsim.area_parts import (
     WEIGHT_LOGIC,
+    Item,
     Part,
     Parts,
     default_zero_bits,
@@ -21,16 +31,14 @@ from romsim.area_parts import (
     sum_bits,
 )
 from romsim.area_synthesised import has_rtl, rtl_parts_of
-from romsim_compiler.kv_sram import codebook_bits
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.technology import Range, Technology
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 
-__all__ = ["AreaReport", "AreaRow", "Item", "chip_area_mm2", "estimate_area"]
+__all__ = ["AreaReport", "AreaRow", "chip_area_mm2", "estimate_area"]
 
-_MAX_INNER = 16384  # docs/numerics.md, section 5: the longest vector that a norm takes
 _INSTRUCTION_BITS = 64
 _CONTROL_GATES = 20_000  # scoreboard, host port, counters, address generators: a guess
 
@@ -50,10 +58,6 @@ class AreaRow:
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON-ready values, its unit of area in the key."""
         return asdict(self)
-
-
-Item = tuple[str, str, int, Part]
-"""Unit, component, count, and one of it."""
 
 
 @dataclass(frozen=True)
@@ -145,29 +149,6 @@ def _total(items: Iterable[Item]) -> Range:
     return Range(low, mid, high)
 
 
-@dataclass(frozen=True, slots=True)
-class _Widths:
-    """Vector lengths that buffers must hold, in elements."""
-
-    inner: int  # longest input of a matrix
-    heads: int  # all query heads together
-    n_heads: int
-    n_instructions: int
-
-    @classmethod
-    def of(cls, target: Target, spec: ModelSpec | None) -> _Widths:
-        flight = target.schedule.n_inflight
-        if spec is not None:
-            heads = spec.n_heads * spec.head_dim
-            program = spec.n_layers * (18 if spec.has_sub_norms else 16) + 4
-            inner = max(spec.dim, spec.hidden_dim, heads)
-            return cls(inner, heads, spec.n_heads, program * (1 + flight))
-        # A hidden layer of h elements takes 16 h bytes per token in the vector SRAM (gate and up,
-        # twice, in 32 bits), so no longer vector can be served.
-        inner = max(MX_BLOCK, min(_MAX_INNER, target.vector.sram_kib * 1024 // (16 * flight)))
-        return cls(inner, min(inner, 4096), max(1, min(inner, 4096) // 128), 512 * (1 + flight))
-
-
 class _Builder:
     """Collects items; a component that was synthesised takes its measured area instead."""
 
@@ -202,6 +183,7 @@ def estimate_area(
     zero_bits: float | None = None,
     synthesised: Mapping[tuple[str, str], Part] | None = None,
     logic: str = "rtl",
+    rank: int = 0,
 ) -> AreaReport:
     """Return the area of a chip, component by component.
 
@@ -222,12 +204,16 @@ def estimate_area(
     logic
         ``"rtl"``: logic is that of this project's RTL where the target has RTL; ``"parts"``:
         counted from lanes, adders and registers.
+    rank
+        Largest rank of resident adapters, a power of two; 0 for none. Their hardware is counted
+        where they run on int8 lanes in this project's RTL; lanes counted from parts are taken to be
+        shared with attention.
 
     Raises
     ------
     SpecError
-        If style or logic is neither of the two, the share of zero bits no share, or a synthesised
-        component unknown.
+        If style or logic is neither of the two, the share of zero bits no share, the rank
+        negative or without a model, or a synthesised component unknown.
     """
     tech = technology if technology is not None else load_technology(target.technology)
     style = rom_style if rom_style is not None else tech.rom_style
@@ -238,9 +224,13 @@ def estimate_area(
     share = zero_bits if zero_bits is not None else default_zero_bits(target)
     if not 0 <= share < 1:
         raise SpecError(f"Share of zero bits must be from 0 to below 1, not {share!r}")
+    if rank < 0 or (rank and spec is None):
+        raise SpecError(
+            f"Adapter rank must be 0, or more with the model that it extends, not {rank!r}"
+        )
     words = rom_words if rom_words is not None else target.array.rom_rows
     parts = parts_of(tech)
-    widths = _Widths.of(target, spec)
+    widths = BufferWidths.of(target, spec)
     build = _Builder(synthesised or {})
     rom = parts.rom(words, target.array.word_bits, style=style, zero_bits=share, logic=WEIGHT_LOGIC)
     build.add("L-units", "ROM", target.array.n_tiles * target.array.n_cells, rom)
@@ -250,15 +240,21 @@ def estimate_area(
             build.add(*item)
     else:
         _l_units(build, parts, target)
-    _x_buffers(build, parts, target, widths)
-    _h_memories(build, parts, target, widths)
+    build.add(*x_buffers(parts, target, widths))
+    for item in h_memories(parts, target, widths):
+        build.add(*item)
     if target.kv.codec == "commvq":
-        _codebooks(build, parts, target, spec, style)
+        build.add(*codebooks(parts, target, spec, style))
     if is_rtl:
         build.add("H-units", "tile logic", target.array.n_tiles, rtl_parts_of(tech).htile(target))
     else:
         _h_units(build, parts, target)
-    _vector_memory(build, parts, target)
+    if rank and spec is not None and is_rtl and why_no_adapter_area(target, rank) is None:
+        for item in adapter_memories(parts, target, spec, rank):
+            build.add(*item)
+        for item in rtl_parts_of(tech).adapters(target, rank):
+            build.add(*item)
+    build.add(*vector_memory(parts, target))
     if is_rtl:
         for item in rtl_parts_of(tech).units(
             target, spec.activation if spec is not None else "silu"
@@ -306,45 +302,6 @@ def _l_units(build: _Builder, parts: Parts, target: Target) -> None:
     )
 
 
-def _x_buffers(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
-    # Codes, a shift and a sum per block of 32, a word for each ROM word of the longest row.
-    array, blocks = target.array, target.array.word_codes // MX_BLOCK
-    bits = array.word_codes * 8 + blocks * (8 + 13)
-    depth = -(-widths.inner // array.word_codes) * target.schedule.n_inflight
-    n_buffers = array.n_tiles * target.schedule.n_batch
-    build.add("L-units", "x buffers", n_buffers, parts.sram(depth, bits))
-
-
-def _h_memories(build: _Builder, parts: Parts, target: Target, widths: _Widths) -> None:
-    att, tiles = target.attention, target.array.n_tiles
-    is_mx = target.formats.kv == "mxint8"
-    word_bits = att.word_elems * 8 + (att.word_elems // MX_BLOCK * 8 if is_mx else 0)
-    depth = max(1, att.sram_kib * 8192 // (2 * word_bits))
-    build.add("H-units", "K bank", tiles, parts.sram(depth, word_bits))
-    build.add("H-units", "V bank", tiles, parts.sram(depth, word_bits))
-    query = parts.sram(-(-widths.heads // 32), 32 * 8 + 8 * is_mx)
-    build.add("H-units", "query buffer", tiles, query)
-    local = -(-att.attn_block // tiles)
-    build.add("H-units", "score buffer", tiles, parts.sram(widths.n_heads * local, 32))
-    sums = parts.sram(-(-widths.heads // 16), 16 * sum_bits(target.formats.kv))
-    build.add("H-units", "sum buffer", tiles, sums)
-
-
-def _codebooks(
-    build: _Builder, parts: Parts, target: Target, spec: ModelSpec | None, style: str
-) -> None:
-    """Add CommVQ's codebooks: each tile decodes its own tokens, so that each has all of them."""
-    if spec is None:
-        raise SpecError(
-            f"Area of target {target.name!r} with KV codec 'commvq' must be that of a model, whose "
-            f"codebooks are ROM in every tile; give the model"
-        )
-    bits = 16 * min(spec.head_dim, target.attention.word_elems)
-    words = -(-codebook_bits(spec, target.kv) // bits)
-    rom = parts.rom(words, bits, style=style, zero_bits=0.5, logic=WEIGHT_LOGIC)
-    build.add("H-units", "CommVQ codebooks", target.array.n_tiles, rom)
-
-
 def _h_units(build: _Builder, parts: Parts, target: Target) -> None:
     att, tiles = target.attention, target.array.n_tiles
     is_mx = target.formats.kv == "mxint8"
@@ -358,12 +315,6 @@ def _h_units(build: _Builder, parts: Parts, target: Target) -> None:
     build.add("H-units", "word registers", tiles, parts.flops(2 * word_bits))
     build.add("H-units", "exponentials", tiles * att.heads_parallel, parts.exponential())
     build.add("H-units", "value sums", n_lanes, parts.accumulator(sum_bits(target.formats.kv)))
-
-
-def _vector_memory(build: _Builder, parts: Parts, target: Target) -> None:
-    bits = 32 * target.vector.n_lanes
-    depth = max(1, target.vector.sram_kib * 8192 // bits)
-    build.add("vector unit", "activation SRAM", 1, parts.sram(depth, bits))
 
 
 def _vector_unit(build: _Builder, parts: Parts, target: Target) -> None:

@@ -14,6 +14,7 @@ from romsim_compiler.technology import GRADES, Range, Technology, sum_ranges
 __all__ = [
     "WEIGHT_LOGIC",
     "ZERO_BITS",
+    "Item",
     "Part",
     "Parts",
     "default_zero_bits",
@@ -56,6 +57,10 @@ class Part:
     source: str
     grade: str
     kind: str = "logic"  # or "rom", "sram": what it leaks
+
+
+Item = tuple[str, str, int, Part]
+"""Unit, component, count, and one of it."""
 
 
 def _remembered(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from romsim import area_units
+from romsim import area_adapters, area_units
 from romsim.area_parts import Part
 from romsim.synthesis_table import module_um2, module_value, table
 from romsim_compiler.target import MX_BLOCK, Array, Target
@@ -186,7 +186,7 @@ class RtlParts:
         return part
 
     def htile(self, target: Target) -> Part:
-        """Return the logic of a tile's H-unit for the plain KV cache, without adapters."""
+        """Return the logic of a tile's H-unit for the plain KV cache; adapters apart."""
         blocks = target.attention.word_elems // MX_BLOCK
         heads = target.attention.heads_parallel
         part = self._made.get(("h", blocks, heads))
@@ -195,6 +195,36 @@ class RtlParts:
             part = self._part(htile_um2(blocks, heads), formula)
             self._made["h", blocks, heads] = part
         return part
+
+    def adapters(self, target: Target, rank: int) -> tuple[tuple[str, str, int, Part], ...]:
+        """Return the logic of adapters on int8 lanes: unit, component, count, and one of it.
+
+        Parameters
+        ----------
+        rank
+            Largest padded rank.
+        """
+        elems, lanes = target.attention.word_elems, target.vector.n_lanes
+        tiles, hops = target.array.n_tiles, target.network
+        key = ("lora", elems, lanes, tiles, hops.broadcast_cycles, hops.collect_cycles, rank)
+        known = self._units.get(key)
+        if known is None:
+            groups = lanes // MX_BLOCK
+            side = area_adapters.lora_side_um2(
+                tiles, groups, hops.broadcast_cycles, hops.collect_cycles
+            )
+            from_tiles = f"{tiles} tiles, {groups} groups, {hops.collect_cycles} stages"
+            known = self._units[key] = (
+                (
+                    "H-units", "adapter logic", tiles,
+                    self._part(
+                        area_adapters.lora_tile_um2(elems, lanes, rank),
+                        f"words of {elems} codes, {lanes} lanes, rank {rank}",
+                    ),
+                ),
+                ("network", "adapters' side", 1, self._part(side, from_tiles)),
+            )  # fmt: skip
+        return known
 
     def row_sum(self) -> Part:
         """Return one sum of two cells' rows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from romsim.area import AreaReport, estimate_area
-from romsim.description_point import point_of_description
+from romsim.area import AreaReport
+from romsim.description_point import area_of_description, point_of_description
 from romsim.design_point import DesignPoint
 from romsim.energy import GATING, EnergyReport, estimate_energy
 from romsim.gpu_roofline import ByteItem
@@ -78,7 +78,7 @@ def decode_on_chip(description: Description, context: int) -> ChipDecode:
         )
     point = point_of_description(description)
     target = point.target
-    area = estimate_area(target, spec=point.spec)
+    area = area_of_description(description)
     energy = {g: estimate_energy(point, context, gating=g, area=area) for g in GATING}
     chosen = energy["isolated"]
     (cycles,) = point.decode_cycles([context - 1])

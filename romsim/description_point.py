@@ -1,14 +1,20 @@
-"""The design point of a compiled description: reports then need no weights."""
+"""Design point and area of a compiled description: reports then need no weights."""
 
 from __future__ import annotations
 
+from romsim.area import AreaReport, estimate_area
 from romsim.design_point import DesignPoint
 from romsim_compiler.description import Description
 from romsim_compiler.formats import WeightFormat
 from romsim_compiler.groups import Group, Member
 from romsim_compiler.program import PlacedGroup
 
-__all__ = ["point_of_description"]
+__all__ = ["area_of_description", "point_of_description"]
+
+
+def area_of_description(description: Description) -> AreaReport:
+    """Return the estimated area of a description's chip, hardware of resident adapters included."""
+    return estimate_area(description.target, spec=description.spec, rank=description.lora_rank)
 
 
 def point_of_description(description: Description) -> DesignPoint:

@@ -167,7 +167,7 @@ def estimate_energy(
     for event in prices or {}:
         if event not in EVENT_UNITS:
             raise SpecError(f"Event must be one of {', '.join(EVENT_UNITS)}, not {event!r}")
-    silicon = area if area is not None else estimate_area(point.target, spec=point.spec)
+    silicon = area if area is not None else estimate_area(point.target, spec=point.spec, rank=rank)
     return _Account(point, silicon, gating, prices or {}).report(context, rank)
 
 

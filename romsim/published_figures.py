@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from romsim.area import AreaReport, Item, estimate_area
-from romsim.area_parts import WEIGHT_LOGIC, ZERO_BITS, Part
+from romsim.area import AreaReport, estimate_area
+from romsim.area_parts import WEIGHT_LOGIC, ZERO_BITS, Item, Part
 from romsim.design_point import DesignPoint
 from romsim.energy import EnergyReport, Gating, estimate_energy
 from romsim.energy_prices import Price

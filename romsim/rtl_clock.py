@@ -82,7 +82,7 @@ class RtlClock:
         )
 
 
-def rtl_clock(target: Target) -> RtlClock | None:
+def rtl_clock(target: Target, *, has_adapters: bool = False) -> RtlClock | None:
     """Return the clock that a target's RTL reaches, or None where it has none.
 
     Cells are those of the target's lanes. Depth hardly grows with a module's width (cells of one
@@ -90,6 +90,11 @@ def rtl_clock(target: Target) -> RtlClock | None:
     around the tiles are those of a chip of two tiles (docs/area.md, "Clock"). The maximum and the
     sum over the tiles are those of the next larger number of tiles that was measured; a sum of more
     than all of these is deeper by its levels, and a maximum has registers between them.
+
+    Parameters
+    ----------
+    has_adapters
+        Whether the chip has hardware for adapters on int8 lanes.
     """
     if not has_rtl(target):
         return None
@@ -101,6 +106,8 @@ def rtl_clock(target: Target) -> RtlClock | None:
     trees = [_tree(module, points, array.n_tiles) for module in _TREES]
     for point in [*trees, *(point for point in points if point["module"] not in _TREES)]:
         if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
+            continue
+        if point["module"] in _ADAPTERS and not has_adapters:
             continue
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
         if point["module"] in _TREES:
@@ -143,4 +150,5 @@ def _tree(module: str, points: list[dict[str, Any]], n_tiles: int) -> dict[str, 
 
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
 _TREES = ("maxima", "sums")  # over the tiles
+_ADAPTERS = ("lora_tile", "lora_side")
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

@@ -18,13 +18,16 @@ from typing import Any
 from amaranth.hdl import UnusedElaboratable
 
 from romsim.synthesis_chips import ChipPoint, chip_modules, chip_points, group_points, sizes_of
-from romsim_compiler.target import MX_BLOCK
+from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
 from romsim_models.shapes import TINY
 from romsim_rtl.attention_sizes import AttentionSizes
 from romsim_rtl.cell import Cell, CellConfig
 from romsim_rtl.htile import HTile
+from romsim_rtl.lora_side import LoraSide
+from romsim_rtl.lora_sizes import LoraSizes
+from romsim_rtl.lora_tile import TileLora
 from romsim_rtl.ltile_rows import Row
 from romsim_rtl.module_timing import STARTS
 from romsim_rtl.synthesis import MAPPINGS, ModuleSynthesis, RtlilModule, rtlil_modules
@@ -36,10 +39,12 @@ __all__ = ["MAXIMA_TILES", "SUMS_TILES", "Point", "cell_points", "main", "measur
 
 _ASAP7 = load_technology("asap7")
 _AREA_ALONE = ((1, 1), (2, 1))  # blocks and heads of tiles that are not timed; the last not fitted
+_TIMED_ADAPTERS = ((32, 32, 16), (2, 1, 1, 1, 16), (8, 2, 2, 2, 16))  # values of their keys
 MAXIMA_TILES = (8, 16, 64, 256)
 """Tiles whose maxima are compared alone."""
 SUMS_TILES = (16, 64, 256)
 """Tiles whose values are added up alone."""
+_BLOCK_BITS = 4  # of a block's index on the broadcast bus
 _LANE_BITS = {"ternary": 2, "int2": 2, "int4": 4, "int8": 8}
 
 
@@ -51,7 +56,8 @@ class Point:
     ----------
     module
         ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), ``htile``,
-        ``vector_group``, ``maxima`` and ``sums`` (over the tiles' scores and values), or one of
+        ``lora_tile`` and ``lora_side`` (adapters on int8 lanes), ``vector_group``, ``maxima`` and
+        ``sums`` (over the tiles' scores and values), or one of
         `romsim.synthesis_chips.UNITS`, without the modules inside.
     keys
         What it was built for.
@@ -122,10 +128,66 @@ def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
         tile = replace(small, attention=attention)
         sizes_h = AttentionSizes.of(tile, TINY["tiny-int4"], context=96)
         yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h)
+    yield from _adapters(small)
     for tiles in MAXIMA_TILES:
         yield "maxima", {"tiles": tiles}, TileMaxima(n_tiles=tiles)
     for tiles in SUMS_TILES:
         yield "sums", {"tiles": tiles}, TileSums(n_tiles=tiles)
+
+
+def _adapters(small: Target) -> Iterable[tuple[str, dict[str, Any], Any]]:
+    """Yield adapters' hardware in a tile and beside the tiles; the last of each is not fitted."""
+    for elems, lanes, rank in (
+        (32, 32, 16),
+        (64, 32, 16),
+        (32, 64, 16),
+        (64, 64, 16),
+        (32, 32, 32),
+        (64, 128, 32),
+    ):
+        sizes = _adapter_sizes(small, elems=elems, groups=lanes // MX_BLOCK)
+        keys = {"elems": elems, "lanes": lanes, "rank": rank}
+        yield "lora_tile", keys, TileLora(sizes=sizes, lora=_lora_sizes(rank))
+    for tiles, groups, broadcast, collect, rank in (
+        (2, 1, 1, 1, 16),
+        (4, 1, 1, 1, 16),
+        (2, 2, 1, 1, 16),
+        (4, 2, 1, 1, 16),
+        (2, 1, 1, 2, 16),
+        (2, 1, 2, 1, 16),
+        (2, 2, 2, 1, 16),
+        (2, 1, 1, 1, 32),
+        (8, 2, 2, 2, 16),
+    ):
+        sizes = _adapter_sizes(
+            small, tiles=tiles, groups=groups, broadcast=broadcast, collect=collect
+        )
+        keys = {"tiles": tiles, "groups": groups, "broadcast": broadcast, "collect": collect}
+        side = LoraSide(sizes=sizes, lora=_lora_sizes(rank), block_bits=_BLOCK_BITS)
+        yield "lora_side", {**keys, "rank": rank}, side
+
+
+def _adapter_sizes(
+    small: Target,
+    *,
+    tiles: int = 2,
+    elems: int = MX_BLOCK,
+    groups: int = 1,
+    broadcast: int = 1,
+    collect: int = 1,
+) -> AttentionSizes:
+    target = replace(
+        small,
+        array=replace(small.array, n_tiles=tiles),
+        attention=replace(small.attention, word_elems=elems),
+        vector=replace(small.vector, n_lanes=MX_BLOCK * groups),
+        network=replace(small.network, broadcast_cycles=broadcast, collect_cycles=collect),
+    )
+    return AttentionSizes.of(target, TINY["tiny-int4"], context=96)
+
+
+def _lora_sizes(rank: int) -> LoraSizes:
+    return LoraSizes(max_rank=rank, n_entries=8, a_words=64, b_words=64, n_cols=256, n_rows=512)
 
 
 def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
@@ -202,7 +264,7 @@ def _timed(unit: str, keys: dict[str, Any], area: ModuleSynthesis, speed: Module
 def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) -> Point:
     area = synthesise_modules(modules, _ASAP7)[f"romsim_{module}"]
     speed = None
-    if (keys.get("blocks"), keys.get("heads")) not in _AREA_ALONE:
+    if _is_timed(module, keys):
         speed = synthesise_modules(modules, _ASAP7, mapping="speed")[f"romsim_{module}"]
     return Point(
         module=module,
@@ -212,6 +274,12 @@ def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) ->
         depth_fo4=None if speed is None else (_depth(area), _depth(speed)),
         sram_fo4=None if speed is None else _from("sram", area, speed),
     )
+
+
+def _is_timed(module: str, keys: dict[str, Any]) -> bool:
+    if module.startswith("lora"):
+        return tuple(keys.values()) in _TIMED_ADAPTERS
+    return (keys.get("blocks"), keys.get("heads")) not in _AREA_ALONE
 
 
 def _depth(module: ModuleSynthesis) -> float:

@@ -291,6 +291,12 @@ class Description:
 
         return {name: load_lora(self.path / "lora" / name) for name in self.manifest["adapters"]}
 
+    @property
+    def lora_rank(self) -> int:
+        """Largest rank of resident adapters, as hardware has it: a power of two; 0 for none."""
+        ranks = [int(one["max_rank"]) for one in self.manifest["adapters"].values()]
+        return 1 << (max(ranks) - 1).bit_length() if ranks else 0
+
     def tokenizer_file(self) -> Path | None:
         """Return the tokenizer's file, or ``None`` where the model brought none."""
         file = self.path / "tokenizer.json"

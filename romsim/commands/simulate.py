@@ -166,11 +166,12 @@ def _energy(loaded: Description, run: Simulation) -> dict[str, Any] | None:
     """
     if not run.token_cycles:
         return None
-    from romsim.description_point import point_of_description
+    from romsim.description_point import area_of_description, point_of_description
     from romsim.energy import estimate_energy
 
     context = len(run.prompt) + len(run.token_cycles)
-    report = estimate_energy(point_of_description(loaded), context)
+    area = area_of_description(loaded)
+    report = estimate_energy(point_of_description(loaded), context, area=area)
 
     def spread(value: Range, scale: float) -> dict[str, float]:
         return {"low": value.low * scale, "mid": value.mid * scale, "high": value.high * scale}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from romsim.area import estimate_area
+from romsim.area_adapters import why_no_adapter_area
 from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
 from romsim.report import power, silicon, speed
@@ -114,6 +115,7 @@ def build_report(
                 limit=description.context,
                 zeros=zeros,
                 lora_bytes=int(description.manifest["memory"]["lora_bytes"]),
+                lora_rank=description.lora_rank,
                 notes=_notes(description),
                 more=() if adapters is None else (adapters,),
             )
@@ -139,6 +141,7 @@ def chip_report(
     limit: int,
     zeros: ZeroBits | None = None,
     lora_bytes: int = 0,
+    lora_rank: int = 0,
     notes: Sequence[str] = (),
     more: Sequence[Table] = (),
 ) -> ChipReport:
@@ -154,6 +157,8 @@ def chip_report(
         Zero bits of the ROM images, where there are images.
     lora_bytes
         SRAM that resident adapters take.
+    lora_rank
+        Largest rank of resident adapters, a power of two; 0 for none.
     notes
         What a reader has to know beside the figures.
     more
@@ -161,7 +166,7 @@ def chip_report(
     """
     spec, target = point.spec, point.target
     end = min(limit, CURVE_END)
-    area = estimate_area(target, spec=spec)
+    area = estimate_area(target, spec=spec, rank=lora_rank)
     reports = power.energies(point, area, context)
     profile = profile_token(point, context)
     tables = [
@@ -187,7 +192,13 @@ def chip_report(
     if zeros is not None:
         tables.append(silicon.rom_bank_table(zeros))
     figures = headline_figures(
-        point, area, reports["isolated"], context=context, limit=limit, zeros=zeros
+        point,
+        area,
+        reports["isolated"],
+        context=context,
+        limit=limit,
+        zeros=zeros,
+        has_adapters=lora_rank > 0,
     )
     array = target.array
     return ChipReport(
@@ -230,7 +241,7 @@ def _notes(description: Description) -> list[str]:
             f"Target {target.name} cannot be executed ({target.formats.activation} activations, "
             f"{target.formats.kv} KV): timing, capacity and area only."
         )
-    clock = rtl_clock(target)
+    clock = rtl_clock(target, has_adapters=description.lora_rank > 0)
     if clock is not None and not clock.is_met:
         notes.append(clock.verdict())
     if not description.has_images:
@@ -261,6 +272,9 @@ def _notes(description: Description) -> list[str]:
         notes.append(
             f"Resident adapters: {', '.join(sorted(adapters))}; speed and energy are without one."
         )
+        why = why_no_adapter_area(target, description.lora_rank)
+        if why is not None:
+            notes.append(f"Adapters' hardware is not in the area: {why}.")
     return notes
 
 

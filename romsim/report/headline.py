@@ -32,6 +32,7 @@ def headline_figures(
     context: int,
     limit: int,
     zeros: ZeroBits | None,
+    has_adapters: bool = False,
 ) -> tuple[Figure, ...]:
     """Return the figures.
 
@@ -43,11 +44,13 @@ def headline_figures(
         Tokens that attention reads, and length of the prompt.
     limit
         Tokens that a sequence may have.
+    has_adapters
+        Whether the chip has hardware for adapters on int8 lanes.
     """
     return (
         *_speed(point, context),
         *_silicon(point, area, zeros),
-        *_clock(point),
+        *_clock(point, has_adapters),
         *_energy(point, area, energy),
         *_limits(point, limit),
     )
@@ -134,9 +137,9 @@ def _silicon(point: DesignPoint, area: AreaReport, zeros: ZeroBits | None) -> li
     return figures
 
 
-def _clock(point: DesignPoint) -> list[Figure]:
+def _clock(point: DesignPoint, has_adapters: bool) -> list[Figure]:
     """Return the clock that the target's own RTL reaches; none where it has no RTL."""
-    clock = rtl_clock(point.target)
+    clock = rtl_clock(point.target, has_adapters=has_adapters)
     if clock is None:
         return []
     slowest = clock.paths[0]

@@ -19,7 +19,7 @@ from romsim.chip_decode import decode_on_chip
 from romsim.compare_tables import comparison_lines, rows_csv
 from romsim.cost_inputs import cost_template, read_cost_inputs
 from romsim.decode_record import DecodeRecord, Device, MeasuredStep, model_of, write_records
-from romsim.description_point import point_of_description
+from romsim.description_point import area_of_description, point_of_description
 from romsim.energy import estimate_energy
 from romsim.gpu_compare import GpuComparison, compare_with_gpus
 from romsim.gpu_roofline import all_gpus
@@ -82,12 +82,13 @@ def compared(description: Description, **options: Any) -> GpuComparison:
 
 
 def test_chips_side_is_the_compiled_programs(tiny: Description) -> None:
-    chip = decode_on_chip(tiny, 40)
+    chip, area = decode_on_chip(tiny, 40), area_of_description(tiny)
+    assert chip.area_mm2 == area.total_mm2
     assert chip.cycles == timing_model(tiny).decode_cycles([39])[0]
     assert chip.tokens_per_s == tiny.target.clock_mhz * 1e6 / chip.cycles
     assert sum(chip.cycles_by_resource.values()) == chip.cycles
     assert chip.joules_per_token.mid == pytest.approx(
-        1e-12 * estimate_energy(point_of_description(tiny), 40).token_pj.mid
+        1e-12 * estimate_energy(point_of_description(tiny), 40, area=area).token_pj.mid
     )
     assert sum(j.mid for j in chip.joules_by_unit.values()) == pytest.approx(
         chip.joules_per_token.mid

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import romsim
-from romsim.area import estimate_area
-from romsim.description_point import point_of_description
+from romsim.description_point import area_of_description, point_of_description
 from romsim.design_point import DesignPoint
 from romsim.energy import EnergyReport, estimate_energy
 from romsim.report.build import build_report, chip_report
@@ -236,7 +235,7 @@ def test_a_target_that_cannot_run_says_so(paper: Description) -> None:
 
 def test_die_area_is_that_of_the_area_model(tiny: Description) -> None:
     (chip,) = romsim.build_report(tiny).chips
-    area = estimate_area(tiny.target, spec=tiny.spec).total_mm2
+    area = area_of_description(tiny).total_mm2
     figure = chip.figure("area_mm2")
     assert (figure.low, figure.value, figure.high) == (area.low, area.mid, area.high)
 
@@ -327,6 +326,19 @@ def test_clock_that_the_rtl_reaches_is_told() -> None:
     published = DesignPoint.uniform(spec, load_target("roma-7nm"), parse_format("sym4g128"))
     keys = {figure.key for figure in of_point(published, 1, 1).figures}
     assert "rtl_mhz" not in keys
+
+
+def test_note_says_that_adapters_have_no_area_where_the_rtl_has_none(
+    tmp_path: Path, adapter_folder: Path
+) -> None:
+    target = sized_target("small", n_tiles=64, n_cells=1)
+    chip = compile_tiny(
+        "tiny-int4", tmp_path / "chip", target=target, adapters={"story": adapter_folder}
+    )
+    assert romsim.build_report(chip).chips[0].notes[-1] == (
+        "Adapters' hardware is not in the area: the RTL has adapters on at most as many tiles as "
+        "lanes, 32, not on 64."
+    )
 
 
 def test_note_names_a_clock_that_the_rtl_does_not_reach(tmp_path: Path) -> None:
