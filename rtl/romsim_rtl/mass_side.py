@@ -276,8 +276,10 @@ class MassSide(wiring.Component):
             maxima.r_addr.eq(Cat(entry, block[: len(self.max_block)])),
         ]
         slot_bits = address_bits(sizes.n_entries * sizes.block_slots)
+        # all slots may be in one block, and not fill it
+        inside = Cat(row, Const(0, max(0, tok_bits - len(row))))[:tok_bits]
         flags = {
-            "p_slot": Cat(Cat(row[:tok_bits], entry)[:slot_bits], block)[
+            "p_slot": Cat(Cat(inside, entry)[:slot_bits], block)[
                 : len(self.command.p_slot)
             ],
             "addr": (base + row)[: len(base)],

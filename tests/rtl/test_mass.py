@@ -163,6 +163,7 @@ class Slots:
 
 SHAPES = {
     "four tiles": SIZES,
+    "slots that fill no block": replace(SIZES, attn_block=32),
     "one tile and head": replace(
         SIZES, n_tiles=1, n_heads=1, n_kv_heads=1, heads_parallel=1, heavy=5, window=6, context=12,
         broadcast_cycles=0, collect_cycles=0,
