@@ -62,6 +62,8 @@ def test_numerators_and_sums_are_the_pages() -> None:
         )
     ]
 
+    idle = random.Random(5)
+
     async def bench(ctx: Any) -> None:
         sums: list[int] = []
         for m, scores, present in rounds:
@@ -72,6 +74,9 @@ def test_numerators_and_sums_are_the_pages() -> None:
                 await ctx.tick()
             ctx.set(top.maximum.valid, 0)
             for slot in range(64):
+                # nobody is there: nothing may be written
+                ctx.set(top.maximum.lane, idle.randrange(2))
+                ctx.set(top.maximum.value, idle.getrandbits(17))
                 ctx.set(top.en, 1)
                 ctx.set(top.slot, slot)
                 ctx.set(top.first_tok, slot == 0)
@@ -111,5 +116,19 @@ def test_numerators_and_sums_are_the_pages() -> None:
                 await ctx.tick().repeat(2)
                 assert ctx.get(top.l[0]) == sum(expected[lane])
             ctx.set(top.l_en, 0)
+        # a sum of as many tokens as there may be in a block, all of them the largest
+        m = rounds[-1][0]
+        for token in range(1100):
+            ctx.set(top.en, 1)
+            ctx.set(top.first_tok, token == 0)
+            ctx.set(top.last_tok, token == 1099)
+            ctx.set(top.present, 1)
+            await ctx.tick()
+            ctx.set(top.scores, ((m << 16) & (2**32 - 1)) * (1 + (1 << 32)))
+        ctx.set(top.en, 0)
+        await ctx.tick().repeat(NUMERATOR_CYCLES)
+        ctx.set(top.l_en, 1)
+        await ctx.tick().repeat(2)
+        assert ctx.get(top.l[0]) == 1100 * numerator(m, m << 16)
 
     simulate(top, bench)
