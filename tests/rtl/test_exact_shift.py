@@ -50,6 +50,13 @@ def cases() -> Iterator[tuple[int, int, int]]:
                 value = (value >> amount << amount) + (1 << amount - 1)
                 value = max(-(2**63), min(2**63 - 1, value))
             yield value, rng.randrange(-(2**20), 2**20), amount
+    # a tie that one bit breaks, and one that bits beyond it leave alone
+    for amount in range(1, 63):
+        for bit in {*range(amount - 1), *range(amount, 62)}:
+            value = (1 << amount - 1) + (1 << bit)
+            for sign in (1, -1):
+                small = sign * ((1 << min(amount, 20) - 1) + (1 << bit % 20))
+                yield sign * value, max(-(2**20), min(2**20 - 1, small)), amount
 
 
 def test_shifts_are_the_pages() -> None:
