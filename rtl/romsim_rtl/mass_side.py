@@ -279,9 +279,7 @@ class MassSide(wiring.Component):
         # all slots may be in one block, and not fill it
         inside = Cat(row, Const(0, max(0, tok_bits - len(row))))[:tok_bits]
         flags = {
-            "p_slot": Cat(Cat(inside, entry)[:slot_bits], block)[
-                : len(self.command.p_slot)
-            ],
+            "p_slot": Cat(Cat(inside, entry)[:slot_bits], block)[: len(self.command.p_slot)],
             "addr": (base + row)[: len(base)],
             "row": row,
             "first_pass": in_pass == 0,
