@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,8 +244,12 @@ def check_groups(
     *,
     large: bool,
     small: bool = False,
+    shifts: Sequence[int] = (),
 ) -> int:
-    """Run adapters of groups; with small inputs z has codes of no shift, and rows are rounded."""
+    """Run adapters of groups, on one input or on one of each of some shifts.
+
+    With small inputs z has codes of no shift, and rows are rounded.
+    """
     sizes, lora = chip
     rng = random.Random(len(groups) + large)
     script = simulation.script()
@@ -256,12 +261,15 @@ def check_groups(
     assert bases[0] <= lora.a_words
     assert bases[1] <= lora.b_words
     asked, total = [], 0
-    for entry, image in enumerate(images):
+    runs = [(*one, shift) for one in enumerate(images) for shift in shifts or (None,)]
+    for entry, image, shift in runs:
         token = rng.randrange(sizes.n_inflight)
         x: list[Block] = [
             ([rng.randrange(-127, 128) for _ in range(32)], rng.randrange(0, 26 if large else 14))
             for _ in range(-(-image.n_cols // 32))
         ]
+        if shift is not None:
+            x = [(codes, shift) for codes, _ in x]
         if small:
             x = [([rng.randrange(-1, 2) for _ in codes], 0) for codes, _ in x]
         rest = image.n_cols % 32 or 32
@@ -325,6 +333,13 @@ def test_adapters_that_fill_the_memories(simulations: Any, name: str, size: str)
     groups = FULL_64 if CHIPS[name][1].max_rank == 64 else FULL
     large, small = size == "large", size == "small"
     check_groups(simulations(name), CHIPS[name], groups, large=large, small=small)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_inputs_of_every_size(simulations: Any, name: str) -> None:
+    """Codes of z have every shift, and rows of each size are rounded and clipped."""
+    groups = {key: GROUPS[key] for key in ("q, k and v", "ranks that differ", "rank 32")}
+    check_groups(simulations(name), CHIPS[name], groups, large=False, shifts=range(26))
 
 
 @pytest.mark.parametrize("name", CHIPS)
