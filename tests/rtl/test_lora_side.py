@@ -336,7 +336,7 @@ def test_adapters_that_fill_the_memories(simulations: Any, name: str, size: str)
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_inputs_of_every_size(simulations: Any, name: str) -> None:
+def test_adapters_on_inputs_of_every_size(simulations: Any, name: str) -> None:
     """Codes of z have every shift, and rows of each size are rounded and clipped."""
     groups = {key: GROUPS[key] for key in ("q, k and v", "ranks that differ", "rank 32")}
     check_groups(simulations(name), CHIPS[name], groups, large=False, shifts=range(26))
