@@ -4,12 +4,14 @@
 ``rtl-1k`` compiled into a temporary folder by default. The chip answers a ChatML question (the
 prompt counts); the bare array is its unit L, group scales included, that runs the same program's
 matrix instructions back to back on the same ROM images. Both count the same products, those of
-matrices alone, in CPU seconds of the simulation, so that other work on the machine changes little.
+matrices alone, in CPU seconds of the simulation. They take turns, since caches and clocks that are
+shared with other machines change from one minute to the next.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,11 +30,13 @@ from romsim_rtl.encoding import WORD_BITS, encode
 from romsim_rtl.lside import LSide, LSideConfig
 from romsim_rtl.verilated import verilate
 
-__all__ = ["bare_array", "cpu_seconds", "main", "products_per_token", "run_chip"]
+__all__ = ["bare_command", "cpu_seconds", "main", "products_per_token", "run_bare", "run_chip"]
 
 MODULE = "romsim_lside"
 QUESTION = "What is a read-only memory?"
 NEW_TOKENS = 32
+TURNS = 3
+PASSES = 8  # of the bare array in a turn
 
 
 def products_per_token(description: Description) -> int:
@@ -42,14 +46,8 @@ def products_per_token(description: Description) -> int:
     return sum(m.n_rows * m.n_cols * m.planes for m in mappings)
 
 
-def bare_array(description: Description, folder: Path, *, passes: int) -> tuple[int, float]:
-    """Run a token's matrix instructions on unit L alone.
-
-    Returns
-    -------
-    tuple
-        Cycles and CPU seconds of one pass.
-    """
+def bare_command(description: Description, folder: Path) -> list[str]:
+    """Build unit L alone; return the command that runs a token's matrix instructions on it."""
     config = LSideConfig.of(description)
     texts = verilog_texts(LSide(config=config), MODULE)
     for name, text in texts.items():
@@ -71,42 +69,49 @@ def bare_array(description: Description, folder: Path, *, passes: int) -> tuple[
     program.write_bytes(b"".join(word.to_bytes(4 * size, "little") for word in words))
     images = build_chip(description).images
     n_blocks = config.tile.x.n_words * config.tile.x.word_blocks
-    command = [str(built.executable), str(program), str(size), str(passes), str(n_blocks)]
-    done = subprocess.run(
-        [*command, f"+romdir={images}", "+rombin"], check=True, capture_output=True, text=True
-    )
-    cycles, seconds, rows = done.stdout.split()
+    command = [str(built.executable), str(program), str(size), str(PASSES), str(n_blocks)]
+    return [*command, f"+romdir={images}", "+rombin"]
+
+
+def run_bare(command: Sequence[str]) -> float:
+    """Return the CPU seconds of a token's matrix instructions on unit L alone."""
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    _, seconds, rows = done.stdout.split()
     if not int(rows):
         raise SystemExit("the bare array gave no row")
-    return int(cycles) // passes, float(seconds) / passes
+    return float(seconds) / PASSES
 
 
 def run_chip(description: Description, *, context: int | None) -> None:
-    """Let the chip answer, and print what it took."""
+    """Let the chip answer, in turns with the bare array, and print what it took."""
     products = products_per_token(description)
     with tempfile.TemporaryDirectory() as folder, RtlRun(description) as chip:
-        cycles, seconds = bare_array(description, Path(folder), passes=4)
-        bare = products / seconds
-        say(
-            f"bare array: {cycles:,} cycles and {seconds:.3f} s a token's matrices, "
-            f"{bare / 1e6:,.0f} M MAC/s"
-        )
+        command = bare_command(description, Path(folder))
         process = chip.process_id
         prompt = prompt_tokens(description, chat=QUESTION)
-        started, used = time.perf_counter(), cpu_seconds(process)
-        results = chip.prefill(prompt, begin=True)
-        results += decode(chip, results[-1], NEW_TOKENS)
         n_tokens = len(prompt) + NEW_TOKENS
-        wall, cpu = time.perf_counter() - started, cpu_seconds(process) - used
         # only the prompt's last token goes through the head
         head = description.groups["head"].mapping if "head" in description.groups else None
         skipped = head.n_rows * head.n_cols * head.planes if head else 0
         done = n_tokens * products - (len(prompt) - 1) * skipped
+        ratios = []
+        for turn in range(TURNS):
+            before = run_bare(command)
+            started, used = time.perf_counter(), cpu_seconds(process)
+            results = chip.prefill(prompt, begin=True)
+            results += decode(chip, results[-1], NEW_TOKENS)
+            wall, cpu = time.perf_counter() - started, cpu_seconds(process) - used
+            bare = 2 * products / (before + run_bare(command))
+            ratios.append(done / cpu / bare)
+            say(
+                f"turn {turn + 1}: chip, {len(prompt)} prompt tokens and {NEW_TOKENS} more, "
+                f"{sum(r.cycles for r in results):,} cycles: {n_tokens / wall:.2f} tokens/s by the "
+                f"clock, {n_tokens / cpu:.2f} by CPU time; {done / cpu / 1e6:,.0f} M MAC/s, bare "
+                f"array {bare / 1e6:,.0f}: {ratios[-1]:.2f}"
+            )
         say(
-            f"chip: {len(prompt)} prompt tokens and {NEW_TOKENS} more, "
-            f"{sum(r.cycles for r in results):,} cycles: {n_tokens / wall:.2f} tokens/s by the "
-            f"clock, {n_tokens / cpu:.2f} by CPU time; {done / cpu / 1e6:,.0f} M MAC/s, "
-            f"{done / cpu / bare:.2f} of the bare array"
+            f"chip beside its bare array: median {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
         if context is None:
             return
