@@ -74,6 +74,7 @@ def test_the_error_is_that_of_the_product(rank: int) -> None:
     image = build_lora("story", adapter, spec=spec, target=make_target())
     errors, wholes = [], []
     for p in image.projections:
+        assert isinstance(p, LoraProjection)
         delta = adapter.targets[p.tensor].delta()
         errors.append(((held(p) - delta) ** 2).sum())
         wholes.append((delta**2).sum())
@@ -91,6 +92,8 @@ def test_the_scaling_is_folded_into_b() -> None:
         "s", make_adapter(spec, {"attn_q": 4}, scaling=8.0), spec=spec, target=make_target()
     )
     (p,), (r,) = once.projections, eight.projections
+    assert isinstance(p, LoraProjection)
+    assert isinstance(r, LoraProjection)
     assert np.array_equal(p.a_codes, r.a_codes)
     assert np.array_equal(p.a_exps, r.a_exps)
     assert np.array_equal(p.b_codes, r.b_codes)

@@ -40,7 +40,8 @@ def kept(sizes: AttentionSizes, name: str, addresses: list[int]) -> list[list[bo
         bits=np.zeros((n, 2, 256), dtype=np.uint8),
     )
     (found,) = copied_words([one], sizes)
-    return found.masks.tolist()
+    masks: list[list[bool]] = found.masks.tolist()
+    return masks
 
 
 def test_a_heads_last_word_may_be_half_full() -> None:

@@ -16,7 +16,7 @@ from romsim_compiler.formats import WeightFormat, parse_format
 from romsim_compiler.gains import GainVector
 from romsim_compiler.grid import choose_grid
 from romsim_compiler.groups import Group, build_groups, tensor_shapes
-from romsim_compiler.lora_image import LoraAdapterImage
+from romsim_compiler.lora_image import LoraAdapterImage, LoraProjection
 from romsim_compiler.mapping import map_group
 from romsim_compiler.numerics import Numerics
 from romsim_compiler.program import PlacedGroup, Program
@@ -128,6 +128,9 @@ class Chip:
         if n_tokens == 1 and with_head:
             return self.decode
         return build_prefill(self.spec, self.built, n_tokens, with_head=with_head)
+
+    def kv_codebooks(self) -> None:
+        """No CommVQ."""
 
     def rom_words(self, base: int, n_words: int) -> NDArray[np.uint8]:
         return self.rom[base : base + n_words]
@@ -255,6 +258,7 @@ class PageDecoder:
         for p in self.adapter.projections if self.adapter else ():
             if p.tensor != tensor:
                 continue
+            assert isinstance(p, LoraProjection)
             (group,) = [g for g in self.chip.groups.values() if tensor in {m[0] for m in g.members}]
             z = [
                 page.adapter_row(
