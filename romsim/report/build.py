@@ -198,7 +198,7 @@ def chip_report(
         context=context,
         limit=limit,
         zeros=zeros,
-        has_adapters=lora_rank > 0,
+        has_adapters=lora_rank > 0 and why_no_adapter_area(target, lora_rank) is None,
     )
     array = target.array
     return ChipReport(
@@ -241,7 +241,9 @@ def _notes(description: Description) -> list[str]:
             f"Target {target.name} cannot be executed ({target.formats.activation} activations, "
             f"{target.formats.kv} KV): timing, capacity and area only."
         )
-    clock = rtl_clock(target, has_adapters=description.lora_rank > 0)
+    adapters = description.manifest["adapters"]
+    why = why_no_adapter_area(target, description.lora_rank)
+    clock = rtl_clock(target, has_adapters=bool(adapters) and why is None)
     if clock is not None and not clock.is_met:
         notes.append(clock.verdict())
     if not description.has_images:
@@ -267,12 +269,10 @@ def _notes(description: Description) -> list[str]:
         notes.append(
             f"A sequence may have {description.context:,} tokens; curves end at {CURVE_END:,}."
         )
-    adapters = description.manifest["adapters"]
     if adapters:
         notes.append(
             f"Resident adapters: {', '.join(sorted(adapters))}; speed and energy are without one."
         )
-        why = why_no_adapter_area(target, description.lora_rank)
         if why is not None:
             notes.append(f"Adapters' hardware is not in the area: {why}.")
     return notes
