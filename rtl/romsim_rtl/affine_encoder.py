@@ -131,23 +131,26 @@ class AffineEncoder(wiring.Component):
         product = wire(m, (extent * Const((1 << 32) // top, 32))[:64], "scaled_extent")
         is_up = product[31] & (product[:31].any() | product[32])
         step = Signal(32, reset_less=True)
-        low2 = Signal(signed(self.value_bits), reset_less=True)
+        # sign and magnitude from here on: to negate what a word stands for is the next stages' sum
+        is_below, below = Signal(reset_less=True), Signal(32, reset_less=True)
         with m.If(valid[2]):
-            m.d.sync += [step.eq((product[32:] + is_up)[:32]), low2.eq(low)]
+            m.d.sync += step.eq((product[32:] + is_up)[:32])
+            m.d.sync += [is_below.eq(low[-1]), below.eq(magnitude(low)[:32])]
 
         scale_of = to_word(m, step, "scale_of")
-        zero_of = to_word(m, magnitude(low2)[:32], "zero_of")
+        zero_of = to_word(m, below, "zero_of")
         index_of, length = Signal(10, reset_less=True), Signal(6, reset_less=True)
         has_scale = Signal(reset_less=True)
-        zero = Signal(signed(34), reset_less=True)
+        zero, adds_zero = Signal(33, reset_less=True), Signal(reset_less=True)
         words = Signal(32, reset_less=True)
         with m.If(valid[3]):
             m.d.sync += [
                 index_of.eq(scale_of.fraction),
                 length.eq(scale_of.length),
                 has_scale.eq(~scale_of.is_zero),
-                zero.eq(Mux(low2[-1], -zero_of.value, zero_of.value)),
-                words.eq(Cat(zero_of.word, low2[-1], scale_of.word, Const(0, 1))),
+                zero.eq(zero_of.value),
+                adds_zero.eq(is_below),
+                words.eq(Cat(zero_of.word, is_below, scale_of.word, Const(0, 1))),
             ]
 
         m.submodules.table = table = Memory(
@@ -167,8 +170,11 @@ class AffineEncoder(wiring.Component):
                 m.d.sync += [a.eq(b) for a, b in zip(after, rest[-1], strict=True)]
             rest.append(after)
         products = lane_signals("product", MX_BLOCK, _PRODUCT_BITS)
+        size = Cat(zero, Const(0, 1)).as_signed()
+        other = wire(m, Mux(adds_zero, size, ~size).as_signed(), "minus_zero")
+        up = wire(m, ~adds_zero, "minus_zero_up")
         with m.If(valid[4]):
-            m.d.sync += [a.eq(b - zero) for a, b in zip(above, waiting[4], strict=True)]
+            m.d.sync += [a.eq(b + other + up) for a, b in zip(above, waiting[4], strict=True)]
         with m.If(valid[5]):
             m.d.sync += [a.eq(b * port.data) for a, b in zip(products, above, strict=True)]
 
