@@ -206,8 +206,8 @@ def estimate_area(
         counted from lanes, adders and registers.
     rank
         Largest rank of resident adapters, a power of two; 0 for none. Their hardware is counted
-        where they run on int8 lanes in this project's RTL; lanes counted from parts are taken to be
-        shared with attention.
+        where this project's RTL has it; lanes counted from parts are taken to be shared with
+        attention.
 
     Raises
     ------

@@ -18,6 +18,7 @@ _TILE = {"elems": 32, "lanes": 32, "rank": 16}
 _SIDE = {"tiles": 2, "groups": 1, "broadcast": 1, "collect": 1, "rank": 16}
 _ROW_BITS = 64  # of a row of A on its way from a tile
 _LANE_BITS = 32  # of a row of B
+_ADDER_TILES = 256  # whose number the configuration port names
 
 
 @cache
@@ -92,8 +93,13 @@ def why_no_adapter_area(target: Target, rank: int) -> str | None:
     rank
         Largest padded rank.
     """
-    if target.lora.path != "int8":
-        return "adapters run in the adder arrays, whose part for them was not synthesised"
+    if target.lora.path == "adders":
+        if target.array.n_tiles > _ADDER_TILES:
+            return (
+                f"the RTL has adapters in the adder arrays of at most {_ADDER_TILES} tiles, not of "
+                f"{target.array.n_tiles}"
+            )
+        return None
     if rank > target.attention.word_elems:
         return (
             f"the RTL has ranks up to attention.word_elems, {target.attention.word_elems}, "

@@ -12,6 +12,7 @@ from romsim_models.errors import SpecError
 from romsim_models.spec import ModelSpec
 
 __all__ = [
+    "ADDER_ENTRY_BITS",
     "LORA_ENTRY_BITS",
     "BufferWidths",
     "adapter_memories",
@@ -23,10 +24,14 @@ __all__ = [
 
 _MAX_INNER = 16384  # docs/numerics.md, section 5: the longest vector that a norm takes
 _SHIFT_BITS = 5  # of an MXINT8 block
+_SUM_BITS = 13  # of its codes
 _LORA_GROUPS = 4  # q with k and v, o, gate with up, down
 _PROJECTIONS = 3  # q, k and v: matrices of a group, at most
 LORA_ENTRY_BITS = 320
 """Bits of an entry of the adapter table: one group of matrices of one layer."""
+ADDER_ENTRY_BITS = 126
+"""Bits of an entry where adapters run in the adder arrays: one run, of eight that a group has."""
+_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,11 @@ def codebooks(parts: Parts, target: Target, spec: ModelSpec | None, style: str) 
 
 
 def adapter_memories(parts: Parts, target: Target, spec: ModelSpec, rank: int) -> Iterator[Item]:
-    """Yield the buffers of adapters on int8 lanes, and the table of one adapter.
+    """Yield the buffers of adapters, and the table of one adapter.
 
-    Their factors lie in the tiles' SRAM with the KV cache. Each tile has the input of the matrix
-    that is extended, of every token in flight; unit H's side has z and the adapter's outputs.
+    Their factors lie in the tiles' SRAM with the KV cache. On int8 lanes each tile has the input of
+    the matrix that is extended, of every token in flight, and unit H's side has z and the adapter's
+    outputs; in the adder arrays each tile has z beside the x buffer, and unit L's side the outputs.
 
     Parameters
     ----------
@@ -115,6 +121,15 @@ def adapter_memories(parts: Parts, target: Target, spec: ModelSpec, rank: int) -
     wide = max(target.attention.word_elems, lanes)
     inner = max(spec.dim, spec.hidden_dim, spec.q_dim)
     tallest = max(spec.q_dim + 2 * spec.kv_dim, 2 * spec.hidden_dim, spec.dim)
+    if target.lora.path == "adders":
+        codes, blocks = target.array.word_codes, target.array.word_codes // MX_BLOCK
+        z = parts.sram(-(-rank // codes), codes * 8 + blocks * (_SHIFT_BITS + _SUM_BITS))
+        yield ("L-units", "adapter z buffer", target.array.n_tiles, z)
+        d = parts.sram(-(-tallest // lanes) * flight, 32 * lanes)
+        yield ("L-units", "adapter outputs", 1, d)
+        table = parts.sram(spec.n_layers * _LORA_GROUPS * _RUNS, ADDER_ENTRY_BITS)
+        yield ("L-units", "adapter table", 1, table)
+        return
     x = parts.sram(-(-inner // wide) * flight, wide * 8 + wide // MX_BLOCK * _SHIFT_BITS)
     yield ("H-units", "adapter x buffer", target.array.n_tiles, x)
     z = parts.sram(-(-_PROJECTIONS * rank // lanes), 32 * lanes)

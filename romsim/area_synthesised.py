@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from romsim import area_adapters, area_units
+from romsim import area_adapters, area_adders, area_kv, area_units
 from romsim.area_parts import Part
 from romsim.synthesis_table import module_um2, module_value, table
 from romsim_compiler.target import MX_BLOCK, Array, Target
@@ -160,13 +160,27 @@ class RtlParts:
         um2 = _cell_of(array, "um2") - _flop_um2() * _cell_of(array, "n_flops")
         return self._part(um2 / array.word_codes, "gates of a cell a lane")
 
-    def kv_lane(self) -> Part:
-        """Return the gates of a tile's H-unit for each lane of scores, and of values."""
-        first, second = (
-            htile_um2(1, heads) - _flop_um2() * htile_um2(1, heads, what="n_flops")
-            for heads in (1, 2)
-        )
-        return self._part((second - first) / (2 * MX_BLOCK), "gates of a tile a lane")
+    def kv_lane(self, values: area_kv.KvValues, reads: int) -> Part:
+        """Return the gates of a tile's H-unit for each lane of scores, and of values.
+
+        Parameters
+        ----------
+        values
+            Of the KV cache.
+        reads
+            Cycles of a word, in each of which its share of the lanes works.
+        """
+
+        def gates(heads: int) -> float:
+            um2, flops = (
+                htile_um2(1, heads, what=what)
+                + area_kv.kv_tile_um2(values, 1, heads, what=what)
+                for what in ("um2", "n_flops")
+            )  # fmt: skip
+            return um2 - _flop_um2() * flops
+
+        of_head = gates(2) - gates(1)
+        return self._part(reads * of_head / (2 * MX_BLOCK), "gates of a tile a lane")
 
     def row(self) -> Part:
         """Return the requantising of one row."""
@@ -186,24 +200,39 @@ class RtlParts:
         return part
 
     def htile(self, target: Target) -> Part:
-        """Return the logic of a tile's H-unit for the plain KV cache; adapters apart."""
+        """Return the logic of a tile's H-unit; adapters apart."""
         blocks = target.attention.word_elems // MX_BLOCK
         heads = target.attention.heads_parallel
-        part = self._made.get(("h", blocks, heads))
+        values = area_kv.kv_values(target)
+        part = self._made.get(("h", blocks, heads, values))
         if part is None:
-            formula = f"{blocks} blocks of 32 elements x {heads} heads"
-            part = self._part(htile_um2(blocks, heads), formula)
-            self._made["h", blocks, heads] = part
+            part = self._with_kv(
+                f"{blocks} blocks of 32 elements x {heads} heads",
+                htile_um2(blocks, heads),
+                values,
+                area_kv.kv_tile_um2(values, blocks, heads),
+            )
+            self._made["h", blocks, heads, values] = part
         return part
 
+    def _with_kv(self, formula: str, um2: float, values: area_kv.KvValues, added: float) -> Part:
+        """Return a part with what the KV cache adds to it."""
+        if added:
+            formula = (
+                f"{formula} = {um2:.4g} um2, KV {', '.join(values)} {added:+.4g} um2, together"
+            )
+        return self._part(um2 + added, formula)
+
     def adapters(self, target: Target, rank: int) -> tuple[tuple[str, str, int, Part], ...]:
-        """Return the logic of adapters on int8 lanes: unit, component, count, and one of it.
+        """Return the logic of adapters: unit, component, count, and one of it.
 
         Parameters
         ----------
         rank
             Largest padded rank.
         """
+        if target.lora.path == "adders":
+            return self._adders(target, rank)
         elems, lanes = target.attention.word_elems, target.vector.n_lanes
         tiles, hops = target.array.n_tiles, target.network
         key = ("lora", elems, lanes, tiles, hops.broadcast_cycles, hops.collect_cycles, rank)
@@ -223,6 +252,31 @@ class RtlParts:
                     ),
                 ),
                 ("network", "adapters' side", 1, self._part(side, from_tiles)),
+            )  # fmt: skip
+        return known
+
+    def _adders(self, target: Target, rank: int) -> tuple[tuple[str, str, int, Part], ...]:
+        array, groups = target.array, target.vector.n_lanes // MX_BLOCK
+        stages, blocks = target.network.broadcast_cycles, array.word_codes // MX_BLOCK
+        key = ("adders", array.n_tiles, array.n_cells, blocks, groups, stages, rank)
+        known = self._units.get(key)
+        if known is None:
+            cells = array.n_cells
+            known = self._units[key] = (
+                (
+                    "L-units", "adapter logic", array.n_tiles,
+                    self._part(
+                        area_adders.adder_tile_um2(cells, cells, blocks),
+                        f"{cells} cells and ports of {blocks} blocks",
+                    ),
+                ),
+                (
+                    "network", "adapters' side", 1,
+                    self._part(
+                        area_adders.adder_side_um2(groups, stages, rank),
+                        f"{groups} groups, {stages} stages, rank {rank}",
+                    ),
+                ),
             )  # fmt: skip
         return known
 
@@ -269,7 +323,8 @@ class RtlParts:
         groups, network = target.vector.n_lanes // MX_BLOCK, target.network
         hops = (network.broadcast_cycles, network.collect_cycles)
         inflight = target.schedule.n_inflight
-        key = (tiles, cells, groups, *hops, inflight, activation)
+        kv = area_kv.kv_values(target)
+        key = (tiles, cells, groups, *hops, inflight, activation, kv)
         known = self._units.get(key)
         if known is not None:
             return known
@@ -277,12 +332,17 @@ class RtlParts:
         made = (
             (
                 "vector unit", "lane groups", groups,
-                self._part(area_units.group_um2(activation), f"{MX_BLOCK} lanes, {activation}"),
+                self._with_kv(
+                    f"{MX_BLOCK} lanes, {activation}",
+                    area_units.group_um2(activation), kv, area_kv.kv_group_um2(kv),
+                ),
             ),
             (
                 "vector unit", "control and scalars", 1,
-                self._part(
-                    area_units.vector_um2(groups, hops[0]), f"{groups} groups, {hops[0]} stages"
+                self._with_kv(
+                    f"{groups} groups, {hops[0]} stages",
+                    area_units.vector_um2(groups, hops[0]),
+                    kv, area_kv.kv_vector_um2(kv, groups, hops[0]),
                 ),
             ),
             (
@@ -291,11 +351,18 @@ class RtlParts:
             ),
             (
                 "network", "unit H's side", 1,
-                self._part(area_units.hside_um2(tiles, groups, hops[1]), from_tiles),
+                self._with_kv(
+                    from_tiles,
+                    area_units.hside_um2(tiles, groups, hops[1]),
+                    kv, area_kv.kv_side_um2(kv, tiles, groups, sum(hops) / 2),
+                ),
             ),
             (
                 "sequencer", "control", 1,
-                self._part(area_units.sequencer_um2(inflight), f"{inflight} tokens in flight"),
+                self._with_kv(
+                    f"{inflight} tokens in flight",
+                    area_units.sequencer_um2(inflight), kv, area_kv.kv_control_um2(kv),
+                ),
             ),
         )  # fmt: skip
         self._units[key] = made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from romsim.area_kv import KvValues, kv_values, reads_per_word
 from romsim.area_parts import Part, parts_of
 from romsim.area_synthesised import has_rtl, rtl_parts_of
 from romsim_compiler.target import Array, Formats, Target
@@ -37,7 +38,8 @@ def event_prices(technology: Technology, target: Target, side_mm: float) -> dict
     side_mm
         Side of the die, which sets how far bits travel.
     """
-    prices = dict(_local_prices(technology, target.array, target.formats, has_rtl(target)))
+    kv = kv_values(target), reads_per_word(target.kv)
+    prices = dict(_local_prices(technology, target.array, target.formats, has_rtl(target), kv))
     # A tree that reaches every tile: a trunk along the die and a branch for each row of tiles.
     tree = side_mm * max(1.0, target.array.n_tiles**0.5)
     wire = technology["energy.wire_bit_mm"]
@@ -49,7 +51,7 @@ def event_prices(technology: Technology, target: Target, side_mm: float) -> dict
 
 @lru_cache(maxsize=256)
 def _local_prices(
-    tech: Technology, array: Array, formats: Formats, is_rtl: bool
+    tech: Technology, array: Array, formats: Formats, is_rtl: bool, kv: tuple[KvValues, int]
 ) -> dict[str, Price]:
     parts = parts_of(tech)
     per_um2 = tech["energy.logic_per_um2"]
@@ -85,7 +87,7 @@ def _local_prices(
     if is_rtl:  # what the RTL has around its lanes switches with them
         rtl = rtl_parts_of(tech)
         prices["weight_macs"] = switched(rtl.weight_lane(array), "cell a lane")
-        prices["kv_macs"] = switched(rtl.kv_lane(), "tile a lane")
+        prices["kv_macs"] = switched(rtl.kv_lane(*kv), "tile a lane")
         for event, of in (("scale_products", "weight_macs"), ("exponentials", "kv_macs")):
             source, grade = prices[of].source, prices[of].grade
             prices[event] = Price(Range.exact(0.0), f"in {of}: gates of the RTL", source, grade)

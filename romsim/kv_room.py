@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from romsim.area import estimate_area
+from romsim.area_kv import why_no_kv_area
+from romsim.area_synthesised import has_rtl
 from romsim.design_point import DesignPoint
 from romsim.throughput import mean_decode_cycles
 from romsim_compiler.choices import shape_formats
 from romsim_compiler.formats import parse_format
 from romsim_compiler.groups import tensor_shapes
-from romsim_compiler.kv import KV_PRESETS, KvConfig, parse_kv
+from romsim_compiler.kv import DEFAULT_KV, KV_PRESETS, KvConfig, parse_kv
 from romsim_compiler.kv_sram import check_kv, element_bits, model_bits, table_bits
 from romsim_compiler.lora_words import lora_bits as word_bits
 from romsim_compiler.memory_map import kv_bytes_per_token, lora_bits, max_context
@@ -65,6 +68,7 @@ class CapacityRow:
     tokens_in_sram: int | None  # whose words fit the SRAM's bits; None: no end
     tokens_fit: int | None  # that the chip gives one sequence, everything counted; None: no end
     table_bits: int  # of block table or slot map, for what fits
+    logic_mm2: float | None  # beyond the plain cache's, of the RTL; None where it has none
     rates: tuple[CapacityRate, ...]  # at the contexts that fit
 
     def to_json(self) -> dict[str, Any]:
@@ -90,18 +94,21 @@ class KvCapacity:
     def lines(self) -> list[str]:
         """Return what a person reads: one line a configuration under a header."""
         head = f"{'KV cache':<24} {'bit/elem':>8} {'B/token':>8} {'in SRAM':>8} {'fit':>8}"
+        head += f" {'+mm2':>7}"
         for context in self.contexts:
             head += f" | {f'tok/s @{context}':>14} {'TB/s':>6}"
         result = [
             f"{self.model} on {self.target}: {self.sram_bytes / 2**20:g} MiB of SRAM, "
             f"{self.adapter_bytes / 2**20:.3g} MiB of it adapters; tokens/s of one sequence, KV "
-            f"read in TB/s; - where the context does not fit",
+            f"read in TB/s; - where the context does not fit; +mm2 of logic beyond the plain "
+            f"cache's, - where the RTL has none",
             head,
         ]
         for row in self.rows:
             room = ["no end" if n is None else str(n) for n in (row.tokens_in_sram, row.tokens_fit)]
             line = f"{row.config:<24} {row.bits_per_element:>8.2f} {row.bytes_per_token:>8.0f} "
-            line += f"{room[0]:>8} {room[1]:>8}"
+            logic = "-" if row.logic_mm2 is None else f"{round(row.logic_mm2, 3) + 0.0:+.3f}"
+            line += f"{room[0]:>8} {room[1]:>8} {logic:>7}"
             rates = {rate.context: rate for rate in row.rates}
             for context in self.contexts:
                 rate = rates.get(context)
@@ -278,5 +285,21 @@ def _row(
         tokens_in_sram=closed_form_tokens(spec, kv, max(0, sram_bytes - adapter_bytes)),
         tokens_fit=None if endless else limit,
         table_bits=table_bits(spec, kv, held) if limit else 0,
+        logic_mm2=_logic_mm2(spec, target),
         rates=tuple(rates),
     )
+
+
+def _logic_mm2(spec: ModelSpec, target: Target) -> float | None:
+    """Return what a target's cache takes in logic beyond the plain one, where the RTL has it."""
+    if not has_rtl(target) or why_no_kv_area(target) is not None:
+        return None
+    with_it, plain = (
+        sum(
+            part.area.mid * count
+            for unit, _, count, part in estimate_area(one, spec=spec).items
+            if unit != "periphery" and part.kind == "logic"
+        )
+        for one in (target, replace(target, kv=DEFAULT_KV))
+    )
+    return (with_it - plain) * 1e-6

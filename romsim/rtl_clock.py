@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from romsim.area_kv import kv_values
 from romsim.area_synthesised import has_rtl
 from romsim.synthesis_table import table
 from romsim_compiler.target import Target
@@ -91,10 +92,13 @@ def rtl_clock(target: Target, *, has_adapters: bool = False) -> RtlClock | None:
     sum over the tiles are those of the next larger number of tiles that was measured; a sum of more
     than all of these is deeper by its levels, and a maximum has registers between them.
 
+    Units that a KV codec, policy or layout changes are those of chips with it; of several choices
+    at once, of each choice's chip.
+
     Parameters
     ----------
     has_adapters
-        Whether the chip has hardware for adapters on int8 lanes.
+        Whether the chip has hardware for adapters, where `Target.lora` says.
     """
     if not has_rtl(target):
         return None
@@ -104,16 +108,26 @@ def rtl_clock(target: Target, *, has_adapters: bool = False) -> RtlClock | None:
     paths = []
     points = table()["points"]
     trees = [_tree(module, points, array.n_tiles) for module in _TREES]
+    values = set(kv_values(target))
+    of_kv = {point["module"].removesuffix("_kv") for point in points if point.get("kv") in values}
     for point in [*trees, *(point for point in points if point["module"] not in _TREES)]:
         if "depth_fo4" not in point or point.get("encoding", encoding) != encoding:
             continue
-        if point["module"] in _ADAPTERS and not has_adapters:
+        if point["module"] in _ADAPTERS and not (
+            has_adapters and point["module"] in _ADAPTERS_OF[target.lora.path]
+        ):
             continue
+        if point.get("kv", "") not in values | {""}:
+            continue
+        if point["module"] in of_kv and point.get("tiles", _SMALLEST) == _SMALLEST:
+            continue  # there is one with the KV cache's choices
         what = ", ".join(f"{k} {v}" for k, v in point.items() if k not in _MEASURED)
         if point["module"] in _TREES:
             what = f"of {array.n_tiles} tiles"
         elif "tiles" in point:
             what = f"on a chip of {point['tiles']} tiles"
+            if "kv" in point:
+                what = f"KV {point['kv']}, {what}"
             if point["tiles"] > array.n_tiles:
                 continue
         depths = {"flop": point["depth_fo4"][1]}
@@ -150,5 +164,7 @@ def _tree(module: str, points: list[dict[str, Any]], n_tiles: int) -> dict[str, 
 
 _READ = {"flop": "", "rom": " behind a read of ROM", "sram": " behind a read of SRAM"}
 _TREES = ("maxima", "sums")  # over the tiles
-_ADAPTERS = ("lora_tile", "lora_side")
+_ADAPTERS_OF = {"int8": ("lora_tile", "lora_side"), "adders": ("adder_tile", "adder_side")}
+_ADAPTERS = tuple(module for path in _ADAPTERS_OF.values() for module in path)
+_SMALLEST = 2  # tiles of the chip that each choice of the KV cache is measured on
 _MEASURED = ("module", "um2", "n_flops", "depth_fo4", "sram_fo4", "rom_fo4")

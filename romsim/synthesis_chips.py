@@ -21,7 +21,15 @@ from romsim_rtl.synthesis import MAX_LANES, MEASURED_LANES, RtlilModule, rtlil_m
 from romsim_rtl.top import Top
 from romsim_rtl.vector_group import VectorGroup
 
-__all__ = ["UNITS", "ChipPoint", "chip_modules", "chip_points", "group_points", "sizes_of"]
+__all__ = [
+    "UNITS",
+    "ChipPoint",
+    "chip_modules",
+    "chip_points",
+    "compiled",
+    "group_points",
+    "sizes_of",
+]
 
 UNITS = ("ltile", "lside", "hside", "vector", "sequencer", "top")
 """Modules that hold others, or stand once."""
@@ -44,12 +52,15 @@ class ChipPoint:
         Whether it is synthesised with all that the units hold, and timed.
     is_timed
         Whether the units' paths are measured that do not run through modules inside.
+    kv
+        The KV value that it is there for, of `romsim.synthesis_kv`; none with the plain cache.
     """
 
     target: Target
     units: tuple[str, ...]
     is_whole: bool = False
     is_timed: bool = False
+    kv: str = ""
 
 
 def chip_points() -> list[ChipPoint]:
@@ -106,7 +117,8 @@ def sizes_of(target: Target) -> dict[str, int]:
     }
 
 
-def _compiled(model: str, target: Target) -> Top:
+def compiled(target: Target, model: str = _MODEL) -> Top:
+    """Return the hardware of a chip for a tiny model."""
     with TemporaryDirectory() as name:
         description = compile_model(model, Path(name) / "chip", target=target, context=_CONTEXT)
         assert isinstance(description, Description)
@@ -115,10 +127,11 @@ def _compiled(model: str, target: Target) -> Top:
 
 def chip_modules(point: ChipPoint) -> list[RtlilModule]:
     """Return the modules of a chip that are measured, and what is needed for them."""
-    top = _compiled(_MODEL, point.target)
+    top = compiled(point.target)
     wanted = None
     if not point.is_whole:
-        wanted = {f"romsim_{unit}" for unit in (*point.units, "lside")}
+        # what holds the tiles' units is needed to find them
+        wanted = {f"romsim_{unit}" for unit in (*point.units, "lside", "hside")}
     return rtlil_modules(TOP_MODULE, top, only=wanted)
 
 
@@ -128,7 +141,7 @@ def group_points() -> Iterator[tuple[dict[str, Any], RtlilModule]]:
         (_MODEL, "small", (*MEASURED_LANES, MAX_LANES)),
         ("tiny-ternary", "small-ternary", MEASURED_LANES[1:]),
     ):
-        config = _compiled(model, load_target(target)).vector_unit().group_config
+        config = compiled(load_target(target), model).vector_unit().group_config
         for n_lanes in lanes:
             group = VectorGroup(config=replace(config, n_lanes=n_lanes))
             (module,) = rtlil_modules(f"romsim_vector_group_{n_lanes}", group)

@@ -17,7 +17,9 @@ from typing import Any
 
 from amaranth.hdl import UnusedElaboratable
 
+from romsim.synthesis_adders import adder_parts
 from romsim.synthesis_chips import ChipPoint, chip_modules, chip_points, group_points, sizes_of
+from romsim.synthesis_kv import kv_chip_points, kv_sizes_of
 from romsim_compiler.target import MX_BLOCK, Target
 from romsim_compiler.target_file import load_target
 from romsim_compiler.technology_file import load_technology
@@ -39,7 +41,6 @@ __all__ = ["MAXIMA_TILES", "SUMS_TILES", "Point", "cell_points", "main", "measur
 
 _ASAP7 = load_technology("asap7")
 _AREA_ALONE = ((1, 1), (2, 1))  # blocks and heads of tiles that are not timed; the last not fitted
-_TIMED_ADAPTERS = ((32, 32, 16), (2, 1, 1, 1, 16), (8, 2, 2, 2, 16))  # values of their keys
 MAXIMA_TILES = (8, 16, 64, 256)
 """Tiles whose maxima are compared alone."""
 SUMS_TILES = (16, 64, 256)
@@ -56,9 +57,10 @@ class Point:
     ----------
     module
         ``cell``, ``row``, ``x_port`` (registers of one port of the x buffer), ``htile``,
-        ``lora_tile`` and ``lora_side`` (adapters on int8 lanes), ``vector_group``, ``maxima`` and
-        ``sums`` (over the tiles' scores and values), or one of
-        `romsim.synthesis_chips.UNITS`, without the modules inside.
+        ``lora_tile`` and ``lora_side`` (adapters on int8 lanes), ``adder_tile`` and ``adder_side``
+        (units L with and without adapters), ``vector_group``, ``maxima`` and ``sums`` (over the
+        tiles' scores and values), or one of `romsim.synthesis_chips.UNITS`, without the modules
+        inside; with ``_kv`` behind it of a chip with a KV value.
     keys
         What it was built for.
     um2
@@ -112,31 +114,36 @@ def cell_points() -> list[tuple[dict[str, Any], CellConfig]]:
     ]
 
 
-def _parts() -> Iterable[tuple[str, dict[str, Any], Any]]:
-    """Yield what is built without a chip around it: module, keys, component."""
+def _parts() -> Iterable[tuple[str, dict[str, Any], Any, bool]]:
+    """Yield what is built without a chip around it: module, keys, component, whether timed."""
     for keys, config in cell_points():
-        yield "cell", keys, Cell(config=config)
+        yield "cell", keys, Cell(config=config), True
     for choices in (1, 4):
-        yield "row", {"choices": choices}, Row(ks_logs=tuple(range(choices)))
+        yield "row", {"choices": choices}, Row(ks_logs=tuple(range(choices))), True
     for blocks in (1, 2):
         sizes = XBufferSizes(n_words=16, n_inflight=2, n_groups=blocks, word_blocks=blocks)
         _, config = _cell("int4", blocks)
-        yield "x_port", {"blocks": blocks}, XBuffer(sizes=sizes, config=config)
+        yield "x_port", {"blocks": blocks}, XBuffer(sizes=sizes, config=config), True
     small = load_target("small")
     for blocks, heads in ((1, 2), *_AREA_ALONE):
         attention = replace(small.attention, word_elems=MX_BLOCK * blocks, heads_parallel=heads)
         tile = replace(small, attention=attention)
         sizes_h = AttentionSizes.of(tile, TINY["tiny-int4"], context=96)
-        yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h)
+        is_timed = (blocks, heads) not in _AREA_ALONE
+        yield "htile", {"blocks": blocks, "heads": heads}, HTile(sizes=sizes_h), is_timed
     yield from _adapters(small)
+    yield from adder_parts()
     for tiles in MAXIMA_TILES:
-        yield "maxima", {"tiles": tiles}, TileMaxima(n_tiles=tiles)
+        yield "maxima", {"tiles": tiles}, TileMaxima(n_tiles=tiles), True
     for tiles in SUMS_TILES:
-        yield "sums", {"tiles": tiles}, TileSums(n_tiles=tiles)
+        yield "sums", {"tiles": tiles}, TileSums(n_tiles=tiles), True
 
 
-def _adapters(small: Target) -> Iterable[tuple[str, dict[str, Any], Any]]:
-    """Yield adapters' hardware in a tile and beside the tiles; the last of each is not fitted."""
+def _adapters(small: Target) -> Iterable[tuple[str, dict[str, Any], Any, bool]]:
+    """Yield adapters' hardware in a tile and beside the tiles; the last of each is not fitted.
+
+    The smallest are timed, and the large side.
+    """
     for elems, lanes, rank in (
         (32, 32, 16),
         (64, 32, 16),
@@ -147,7 +154,8 @@ def _adapters(small: Target) -> Iterable[tuple[str, dict[str, Any], Any]]:
     ):
         sizes = _adapter_sizes(small, elems=elems, groups=lanes // MX_BLOCK)
         keys = {"elems": elems, "lanes": lanes, "rank": rank}
-        yield "lora_tile", keys, TileLora(sizes=sizes, lora=_lora_sizes(rank))
+        is_timed = (elems, lanes, rank) == (32, 32, 16)
+        yield "lora_tile", keys, TileLora(sizes=sizes, lora=_lora_sizes(rank)), is_timed
     for tiles, groups, broadcast, collect, rank in (
         (2, 1, 1, 1, 16),
         (4, 1, 1, 1, 16),
@@ -164,7 +172,8 @@ def _adapters(small: Target) -> Iterable[tuple[str, dict[str, Any], Any]]:
         )
         keys = {"tiles": tiles, "groups": groups, "broadcast": broadcast, "collect": collect}
         side = LoraSide(sizes=sizes, lora=_lora_sizes(rank), block_bits=_BLOCK_BITS)
-        yield "lora_side", {**keys, "rank": rank}, side
+        is_timed = tiles == 8 or (tiles, groups, broadcast, collect, rank) == (2, 1, 1, 1, 16)
+        yield "lora_side", {**keys, "rank": rank}, side, is_timed
 
 
 def _adapter_sizes(
@@ -207,10 +216,11 @@ def measure(progress: Callable[[float], None] | None = None) -> list[Point]:
 
 def _measure(progress: Callable[[float], None]) -> list[Point]:
     points = []
-    parts, chips = list(_parts()), chip_points()
+    parts, chips = list(_parts()), chip_points() + kv_chip_points()
     total = len(parts) + len(chips) + 1
-    for index, (module, keys, component) in enumerate(parts):
-        points.append(_point(module, keys, rtlil_modules(f"romsim_{module}", component)))
+    for index, (module, keys, component, is_timed) in enumerate(parts):
+        modules = rtlil_modules(f"romsim_{module}", component)
+        points.append(_point(module, keys, modules, is_timed))
         progress((index + 1) / total)
     for keys, group in group_points():
         um2, n_flops = _area(synthesise_alone(group, _ASAP7))
@@ -229,7 +239,8 @@ def _chip(chip: ChipPoint) -> Iterable[Point]:
     """Yield the points of one chip, with paths where it is whole: there of lane groups too."""
     modules = chip_modules(chip)
     named = {module.name.removeprefix("romsim_"): module for module in modules}
-    keys = sizes_of(chip.target)
+    of = "_kv" if chip.kv else ""
+    keys = {"kv": chip.kv, **kv_sizes_of(chip.target)} if chip.kv else sizes_of(chip.target)
     if not chip.is_whole:
         for unit in chip.units:
             area = synthesise_alone(named[unit], _ASAP7)
@@ -239,12 +250,13 @@ def _chip(chip: ChipPoint) -> Iterable[Point]:
                 )
             else:
                 um2, n_flops = _area(area)
-                yield Point(module=unit, keys=keys, um2=um2, n_flops=n_flops)
+                yield Point(module=f"{unit}{of}", keys=keys, um2=um2, n_flops=n_flops)
         return
     mapped = [synthesise_modules(modules, _ASAP7, mapping=mapping) for mapping in MAPPINGS]
+    group = {"kv": chip.kv} if chip.kv else {"activation": "silu"}
     for unit in ("vector_group", *chip.units):
-        own = {"activation": "silu", "lanes": 32} if unit == "vector_group" else keys
-        yield _timed(unit, own, *(found[f"romsim_{unit}"] for found in mapped))
+        own = {**group, "lanes": 32} if unit == "vector_group" else keys
+        yield _timed(f"{unit}{of}", own, *(found[f"romsim_{unit}"] for found in mapped))
 
 
 def _timed(unit: str, keys: dict[str, Any], area: ModuleSynthesis, speed: ModuleSynthesis) -> Point:
@@ -261,10 +273,12 @@ def _timed(unit: str, keys: dict[str, Any], area: ModuleSynthesis, speed: Module
     )
 
 
-def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) -> Point:
+def _point(
+    module: str, keys: dict[str, Any], modules: Sequence[RtlilModule], is_timed: bool
+) -> Point:
     area = synthesise_modules(modules, _ASAP7)[f"romsim_{module}"]
     speed = None
-    if _is_timed(module, keys):
+    if is_timed:
         speed = synthesise_modules(modules, _ASAP7, mapping="speed")[f"romsim_{module}"]
     return Point(
         module=module,
@@ -274,12 +288,6 @@ def _point(module: str, keys: dict[str, Any], modules: Sequence[RtlilModule]) ->
         depth_fo4=None if speed is None else (_depth(area), _depth(speed)),
         sram_fo4=None if speed is None else _from("sram", area, speed),
     )
-
-
-def _is_timed(module: str, keys: dict[str, Any]) -> bool:
-    if module.startswith("lora"):
-        return tuple(keys.values()) in _TIMED_ADAPTERS
-    return (keys.get("blocks"), keys.get("heads")) not in _AREA_ALONE
 
 
 def _depth(module: ModuleSynthesis) -> float:

@@ -8,6 +8,8 @@ from typing import Any
 
 from romsim.area import estimate_area
 from romsim.area_adapters import why_no_adapter_area
+from romsim.area_kv import why_no_kv_area
+from romsim.area_synthesised import has_rtl
 from romsim.description_point import point_of_description
 from romsim.design_point import DesignPoint
 from romsim.report import power, silicon, speed
@@ -25,6 +27,7 @@ from romsim.report.zero_bits import ZeroBits, count_zero_bits
 from romsim.rtl_clock import rtl_clock
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
+from romsim_compiler.target import Target
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import CapacityError, SpecError
 
@@ -242,7 +245,9 @@ def _notes(description: Description) -> list[str]:
             f"{target.formats.kv} KV): timing, capacity and area only."
         )
     adapters = description.manifest["adapters"]
-    why = why_no_adapter_area(target, description.lora_rank)
+    why: str | None = "the target has no RTL; lanes counted from parts are shared with attention"
+    if has_rtl(target):
+        why = why_no_adapter_area(target, description.lora_rank)
     clock = rtl_clock(target, has_adapters=bool(adapters) and why is None)
     if clock is not None and not clock.is_met:
         notes.append(clock.verdict())
@@ -258,7 +263,7 @@ def _notes(description: Description) -> list[str]:
     if not kv.is_default:
         notes.append(
             f"KV cache: {kv.text()} (docs/kv.md). Its words in SRAM are counted in cycles and "
-            f"energy; the codec's own logic is in neither area nor energy."
+            f"energy{_kv_logic(target)}"
         )
     if kv.codec == "kivi":
         notes.append(
@@ -276,6 +281,19 @@ def _notes(description: Description) -> list[str]:
         if why is not None:
             notes.append(f"Adapters' hardware is not in the area: {why}.")
     return notes
+
+
+def _kv_logic(target: Target) -> str:
+    """Say what is counted of a KV cache's own logic."""
+    if not has_rtl(target):
+        return "; its own logic is in neither area nor energy: the target has no RTL."
+    why = why_no_kv_area(target)
+    if why is not None:
+        return f"; its own logic is in neither area nor energy: {why}."
+    return (
+        ". Its own logic is in the area, and what switches with the tiles' lanes in the energy; "
+        "encoding is priced as that of MXINT8."
+    )
 
 
 def _commands(

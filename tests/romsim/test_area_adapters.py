@@ -10,13 +10,15 @@ import pytest
 
 from romsim.area import estimate_area
 from romsim.area_adapters import lora_side_um2, lora_tile_um2, why_no_adapter_area
-from romsim.area_memories import LORA_ENTRY_BITS
+from romsim.area_adders import adder_side_um2, adder_tile_um2
+from romsim.area_memories import ADDER_ENTRY_BITS, LORA_ENTRY_BITS
 from romsim.rtl_clock import rtl_clock
 from romsim.synthesis_table import module_um2
 from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.errors import SpecError
 from romsim_models.shapes import SHAPES
+from romsim_rtl.adder_sizes import RUNS_LOG2, AdderSizes
 from romsim_rtl.lora_sizes import ENTRY_BITS
 
 SPEC = SHAPES["smollm2"]
@@ -95,8 +97,10 @@ def test_what_the_rtl_has_no_adapters_for_says_so() -> None:
     )
     assert added(many, 16) == 0
     adders = load_target("small-ternary").with_lora_path("adders")
-    assert why_no_adapter_area(adders, 16) == (
-        "adapters run in the adder arrays, whose part for them was not synthesised"
+    assert why_no_adapter_area(adders, 16) is None
+    wide = replace(adders, array=replace(adders.array, n_tiles=512))
+    assert why_no_adapter_area(wide, 16) == (
+        "the RTL has adapters in the adder arrays of at most 256 tiles, not of 512"
     )
     # lanes counted from parts are shared with attention
     roma = load_target("roma-7nm")
@@ -113,10 +117,69 @@ def test_a_rank_needs_a_model(rank: int, spec: object) -> None:
 
 
 def test_a_chip_with_adapters_reaches_the_same_clock() -> None:
-    for name in ("roma-7nm-g32", "rtl-1k", "small"):
-        plain, adapted = (rtl_clock(load_target(name), has_adapters=has) for has in (False, True))
+    adders = load_target("small-ternary").with_lora_path("adders")
+    for target, modules in (
+        (load_target("roma-7nm-g32"), {"lora_tile", "lora_side"}),
+        (load_target("rtl-1k"), {"lora_tile", "lora_side"}),
+        (load_target("small"), {"lora_tile", "lora_side"}),
+        (adders, {"adder_tile", "adder_side"}),
+    ):
+        plain, adapted = (rtl_clock(target, has_adapters=has) for has in (False, True))
         assert plain is not None
         assert adapted is not None
         assert adapted.max_mhz == plain.max_mhz
         mine = {path.module for path in adapted.paths} - {path.module for path in plain.paths}
-        assert mine == {"lora_tile", "lora_side"}
+        assert mine == modules
+
+
+def test_adders_fit_gives_back_its_points_and_holds_for_others() -> None:
+    def added(module: str, **keys: int) -> float:
+        there, without = (module_um2(module, **keys, adapters=has) for has in (True, False))
+        return there - without
+
+    for cells, ports, blocks in ((2, 1, 1), (4, 1, 1), (2, 2, 1)):
+        measured = added("adder_tile", cells=cells, ports=ports, blocks=blocks)
+        assert adder_tile_um2(cells, ports, blocks) == pytest.approx(measured)
+    for groups, broadcast, rank in ((1, 1, 32), (2, 1, 32), (1, 2, 32), (1, 1, 64)):
+        sizes = {"tiles": 2, "groups": groups, "broadcast": broadcast, "collect": 1, "rank": rank}
+        assert adder_side_um2(groups, broadcast, rank) == pytest.approx(
+            added("adder_side", **sizes)
+        )
+    assert adder_side_um2(1, 1, 8) == adder_side_um2(1, 1, 32)  # whole blocks
+    errors = {
+        "two blocks": adder_tile_um2(2, 1, 2) / added("adder_tile", cells=2, ports=1, blocks=2),
+        "four of two": adder_tile_um2(4, 4, 2) / added("adder_tile", cells=4, ports=4, blocks=2),
+        "four tiles": adder_side_um2(1, 1, 32) / added("adder_side", tiles=4, rank=32),
+        "two stages back": adder_side_um2(1, 1, 32) / added("adder_side", collect=2, rank=32),
+        "large": adder_side_um2(2, 2, 64) / added("adder_side", tiles=8),
+    }
+    assert {name: round(ratio - 1, 3) for name, ratio in errors.items()} == {
+        "two blocks": -0.001,
+        "four of two": 0.003,
+        "four tiles": 0.005,
+        "two stages back": 0.0,
+        "large": 0.007,
+    }
+
+
+def test_adapters_in_the_adder_arrays_are_counted() -> None:
+    target = load_target("small-ternary").with_lora_path("adders")
+    adapted = estimate_area(target, spec=SPEC, rank=16)
+    assert [(r.unit, r.component) for r in adapted.rows if "adapter" in r.component] == [
+        ("L-units", "adapter z buffer"),
+        ("L-units", "adapter outputs"),
+        ("L-units", "adapter table"),
+        ("L-units", "adapter logic"),
+        ("network", "adapters' side"),
+    ]
+    row = adapted.component("L-units", "adapter logic")
+    assert row.count == 2
+    assert row.formula.startswith("2 cells and ports of 1 blocks = ")
+    areas = [added(target, rank) for rank in (16, 64, 128)]
+    assert all(a < b for a, b in pairwise([0.0, *areas]))
+    sizes = AdderSizes(
+        bank_words=1024, n_groups=4, max_rank=32, z_words=1, n_rows=1, n_inflight=1,
+        broadcast_cycles=1,
+    )  # fmt: skip
+    assert sizes.n_chunks * sizes.chunk_bits == ADDER_ENTRY_BITS
+    assert 1 << RUNS_LOG2 == 8

@@ -181,13 +181,30 @@ def test_command(tmp_path: Path, capsys: Capture) -> None:
     out = done.out
     assert out.splitlines()[0] == (
         "llama-3.2-3b on roma-7nm-int8: 288 MiB of SRAM, 0 MiB of it adapters; tokens/s of one "
-        "sequence, KV read in TB/s; - where the context does not fit"
+        "sequence, KV read in TB/s; - where the context does not fit; +mm2 of logic beyond the "
+        "plain cache's, - where the RTL has none"
     )
     assert out.splitlines()[3].split("|")[2].split() == ["-", "-"]
     assert out.splitlines()[4] == (
         "attention without a cache would take, in multiplications, 32.5 times @64, 2,048.5 times "
         "@4096"
     )
+
+
+def test_logic_is_what_the_area_has_beyond_the_plain_cache() -> None:
+    found = romsim.kv_capacity(
+        target="rtl-1k", configs=("int8", "fp16", "int2", "kivi-2bit", "kvc-q"), contexts=(16,)
+    )
+    logic = [row.logic_mm2 for row in found.rows]
+    assert logic[0] == 0
+    assert logic[4] is None
+    fp16, int2, kivi = (value for value in logic[1:4] if value is not None)
+    assert int2 < 0 < fp16 < kivi
+    column = [line.split("|")[0].split()[-1] for line in found.lines()[1:7]]
+    assert column == ["+mm2", "+0.000", f"{fp16:+.3f}", f"{int2:+.3f}", f"{kivi:+.3f}", "-"]
+    assert [
+        row.logic_mm2 for row in romsim.kv_capacity(target="roma-7nm", configs=("int8",)).rows
+    ] == [None]
 
 
 def test_refusals(capsys: Capture) -> None:

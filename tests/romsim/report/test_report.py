@@ -248,11 +248,24 @@ def test_a_cache_of_another_kind_has_its_own_row_and_says_so(tmp_path: Path) -> 
     assert table.texts("codec")[0] == "kivi, all, contiguous"
     assert [s for s in table.texts("status") if s == "this chip's"] == ["this chip's"]
     assert table.numbers("bits")[0] == 3
-    assert any(note.startswith("KV cache: codec=kivi,") for note in report.notes)
+    assert (
+        f"KV cache: {chip.target.kv.text()} (docs/kv.md). Its words in SRAM are counted in cycles "
+        f"and energy. Its own logic is in the area, and what switches with the tiles' lanes in the "
+        f"energy; encoding is priced as that of MXINT8."
+    ) in report.notes
     # Stored bits are what attention reads: 16-bit windows of 128 tokens, then 3 bits.
     plain = estimate_energy(point_of_description(tiny_plain(tmp_path)), 96)
     kivi = estimate_energy(point_of_description(chip), 96)
     assert reads(kivi) / reads(plain) == pytest.approx(16 / 8.25)
+
+
+def test_a_cache_without_rtl_says_that_its_logic_is_not_counted(tmp_path: Path) -> None:
+    chip = compile_tiny("tiny-int4", tmp_path / "chip", kv="kvc-q")
+    note = romsim.build_report(chip).chips[0].notes[-1]
+    assert note.endswith(
+        " Its words in SRAM are counted in cycles and energy; its own logic is in neither area nor "
+        "energy: the RTL has no codec 'tiered'."
+    )
 
 
 def tiny_plain(folder: Path) -> Description:
