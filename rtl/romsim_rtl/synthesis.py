@@ -353,12 +353,24 @@ def _number(value: int | str) -> int:
 
 
 def module_waves(modules: Sequence[RtlilModule]) -> list[list[RtlilModule]]:
-    """Return modules in waves, each of which needs only those before."""
+    """Return modules in waves, each of which needs only those before.
+
+    Raises
+    ------
+    SpecError
+        If a module that one of them holds is not among them.
+    """
     waves: list[list[RtlilModule]] = []
     done: set[str] = set()
     left = list(modules)
     while left:
         wave = [m for m in left if set(m.children) <= done]
+        if not wave:
+            absent = {child for m in left for child in m.children} - {m.name for m in modules}
+            raise SpecError(
+                f"Modules must come with every module that they hold, not without "
+                f"{', '.join(sorted(absent))}"
+            )
         waves.append(wave)
         done |= {m.name for m in wave}
         left = [m for m in left if m.name not in done]

@@ -225,6 +225,7 @@ def logic_mm2(target: str, unit: str, logic: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)  # whole chips of every KV codec, each mapped twice
 def test_table_is_what_synthesis_gives(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
