@@ -19,7 +19,7 @@ from romsim.report.chips_elsewhere import published_tables
 from romsim.report.compare_results import compare_tables
 from romsim.report.headline import headline_figures
 from romsim.report.kv_results import kv_tables
-from romsim.report.memory import codec_table
+from romsim.report.memory import codec_table, kv_name
 from romsim.report.model import ChipReport, Report, Table
 from romsim.report.result_files import read_result
 from romsim.report.verify_results import verify_tables
@@ -27,7 +27,9 @@ from romsim.report.zero_bits import ZeroBits, count_zero_bits
 from romsim.rtl_clock import rtl_clock
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
+from romsim_compiler.kv import DEFAULT_KV
 from romsim_compiler.target import Target
+from romsim_compiler.target_file import list_targets, load_target
 from romsim_compiler.technology_file import load_technology
 from romsim_models.errors import CapacityError, SpecError
 
@@ -203,7 +205,7 @@ def chip_report(
         zeros=zeros,
         has_adapters=lora_rank > 0 and why_no_adapter_area(target, lora_rank) is None,
     )
-    array = target.array
+    array, kv = target.array, kv_name(target.kv)
     return ChipReport(
         letter=letter,
         label=label,
@@ -214,6 +216,7 @@ def chip_report(
         summary=(
             f"{array.n_tiles} tiles × {array.n_cells} cells × {array.word_codes} lanes of "
             f"{array.lane_bits} bits, {target.clock_mhz:g} MHz, {area.technology}"
+            f"{kv and f', {kv}'}"
         ),
         context=context,
         figures=figures,
@@ -228,8 +231,9 @@ def _verdicts(tables: Sequence[Table]) -> list[str]:
 
 
 def _labels(descriptions: Sequence[Description]) -> list[str]:
-    """Return what tells each chip from the others: model and target, numbered where equal."""
-    labels = [f"{d.name} on {d.target.name}" for d in descriptions]
+    """Return what tells each chip from the others: model, target, KV; numbered where equal."""
+    names = [(f"{d.name} on {d.target.name}", kv_name(d.target.kv)) for d in descriptions]
+    labels = [f"{label}, {kv}" if kv else label for label, kv in names]
     return [
         f"{label} ({number})" if labels.count(label) > 1 else label
         for number, label in enumerate(labels, 1)
@@ -319,8 +323,22 @@ def _compile(name: str, description: Description) -> str:
     formats = list(manifest["model"]["formats"]["weights"])
     if source["kind"] == "shape" and len(formats) == 1:
         parts.append(f"--weights {formats[0]}")
+    parts += _choices(description, target.removesuffix("-fit") if manifest["fitted"] else target)
     parts += [f"--context {description.context}", f"-o {name}"]
     chosen = manifest["model"]["choices"]
     if chosen and source["kind"] not in ("shape", "synthetic"):
         parts.append(f"  # and --quantize for {len(chosen)} tensors: model.choices of its manifest")
     return " ".join(parts)
+
+
+def _choices(description: Description, name: str) -> list[str]:
+    """Return the options that change the target: of its own values where it is built in."""
+    kv, slots, path = DEFAULT_KV, 1, "int8"
+    target = description.target
+    if name in list_targets():
+        base = load_target(name)
+        kv, slots, path = base.kv, base.schedule.n_slots, base.lora.path
+    parts = [f"--kv {target.kv.text()}"] * (target.kv != kv)
+    parts += [f"--slots {target.schedule.n_slots}"] * (target.schedule.n_slots != slots)
+    parts += [f"--lora-path {target.lora.path}"] * (target.lora.path != path)
+    return parts + [f"--lora {one}=FOLDER" for one in sorted(description.loras)]

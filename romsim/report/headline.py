@@ -45,7 +45,7 @@ def headline_figures(
     limit
         Tokens that a sequence may have.
     has_adapters
-        Whether the chip has hardware for adapters on int8 lanes.
+        Whether the chip has hardware for adapters.
     """
     return (
         *_speed(point, context),

@@ -9,12 +9,13 @@ from importlib import resources
 from typing import Any
 
 from romsim.report.model import Cell, Column, Table
+from romsim_compiler.kv import KvConfig
 from romsim_compiler.kv_sram import element_bits
 from romsim_compiler.memory_map import kv_bits_per_element, kv_bytes_per_token, max_context
 from romsim_compiler.target import Target
 from romsim_models.spec import ModelSpec
 
-__all__ = ["Codec", "codec_table", "codecs"]
+__all__ = ["Codec", "codec_table", "codecs", "kv_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,17 @@ class Codec:
     source: str
     grade: str
     kv_format: str  # the target's name for it; empty where no target has it
+
+
+def kv_name(kv: KvConfig) -> str:
+    """Return a short name of a KV cache; nothing for the plain one."""
+    if kv.is_default:
+        return ""
+    codec = kv.codec
+    if codec in ("kivi", "tiered"):
+        codec += " {}/{} bits".format(*kv.code_bits())
+    others = [kv.retention] * (kv.retention != "all") + [kv.layout] * (kv.layout == "paged")
+    return " ".join(["KV", codec, *others])
 
 
 @cache

@@ -136,11 +136,11 @@ def test_modules_inside_and_memories_stay_apart(cache: Path) -> None:
     modules = rtlil_modules("parent", Parent())
     assert [m.name for m in modules] == ["child", "parent"]
     assert [[m.name for m in wave] for wave in module_waves(modules)] == [["child"], ["parent"]]
-    parent = [module for module in modules if module.name == "parent"]
+    alone = [module for module in modules if module.name == "parent"]
     with pytest.raises(
         SpecError, match=r"^Modules must come with every module that they hold, not without child$"
     ):
-        module_waves(parent)
+        module_waves(alone)
     found = synthesise_modules(modules, ASAP7)
     parent, child = found["parent"], found["child"]
     assert parent.children == {"child": 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from romsim.rtl_clock import rtl_clock
 from romsim.throughput import profile_token
 from romsim_compiler.description import Description
 from romsim_compiler.formats import parse_format
+from romsim_compiler.kv import parse_kv
 from romsim_compiler.target import Target
 from romsim_compiler.target_file import load_target
 from romsim_models.shapes import SHAPES
@@ -184,7 +186,7 @@ def test_report_of_a_description(tiny: Description) -> None:
         "contradictions",
     ]
     assert report.commands == (
-        "romsim compile tiny-int4 --target small --context 96 -o build/a",
+        "romsim compile tiny-int4 --target small --lora story=FOLDER --context 96 -o build/a",
         "romsim report build/a --context 96 -o report.html",
     )
     assert any("story" in note for note in chip.notes)
@@ -257,6 +259,43 @@ def test_a_cache_of_another_kind_has_its_own_row_and_says_so(tmp_path: Path) -> 
     plain = estimate_energy(point_of_description(tiny_plain(tmp_path)), 96)
     kivi = estimate_energy(point_of_description(chip), 96)
     assert reads(kivi) / reads(plain) == pytest.approx(16 / 8.25)
+
+
+def test_chips_side_by_side_are_told_apart_by_their_caches(tmp_path: Path) -> None:
+    texts = ("kivi-2bit", "h2o,heavy=8,window=8,codec=int4", "int8,layout=paged,block=16", "int8")
+    chips = [
+        compile_tiny("tiny-int4", tmp_path / str(number), kv=text, context=32)
+        for number, text in enumerate(texts)
+    ]
+    report = build_report(chips)
+    names = [", KV kivi 2/2 bits", ", KV int4 h2o", ", KV int8 paged", ""]
+    assert [chip.label for chip in report.chips] == [
+        f"{chips[0].name} on {chips[0].target.name}{name}" for name in names
+    ]
+    for command, chip in zip(report.commands, chips, strict=False):
+        (text,) = re.findall(r" --kv (\S+)", command) or ["int8"]
+        assert parse_kv(text) == chip.target.kv
+    plain = report.chips[3].summary
+    assert [chip.summary for chip in report.chips] == [plain + name for name in names]
+
+
+def test_command_that_makes_a_chip_again_has_what_changes_its_target(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "one", tiny_spec("tiny-ternary"), is_ternary=True)
+    chip = compile_tiny(
+        "tiny-ternary",
+        tmp_path / "chip",
+        target="small-ternary",
+        adapters={"one": adapter},
+        lora_path="adders",
+        kv="int4,layout=paged,block=16",
+        slots=2,
+        context=32,
+    )
+    assert romsim.build_report(chip).commands[0] == (
+        "romsim compile tiny-ternary --target small-ternary "
+        "--kv codec=int4,group=32,retention=all,layout=paged,block=16 --slots 2 --lora-path adders "
+        "--lora one=FOLDER --context 32 -o build/a"
+    )
 
 
 def test_a_cache_without_rtl_says_that_its_logic_is_not_counted(tmp_path: Path) -> None:
