@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from romsim.area_units import unit_um2
 from romsim.synthesis_table import module_value
 from romsim_compiler.kv import KvConfig
 from romsim_compiler.target import MX_BLOCK, Target
@@ -37,7 +38,6 @@ _PLAIN_KEYS = {  # what the sizes of a plain module's point are called
     "sequencer": {},
     "top": {},
 }
-_PLAIN = {"tiles": 2, "cells": 2, "groups": 1, "broadcast": 1, "collect": 1, "inflight": 2}
 
 
 def kv_values(target: Target) -> KvValues:
@@ -90,13 +90,15 @@ def reads_per_word(kv: KvConfig) -> int:
 
 
 @cache
-def _added(unit: str, name: str, what: str, **sizes: int) -> float:
-    """Return what a value adds to a unit of the smallest chip but for these sizes."""
+def _added(unit: str, name: str, what: str = "um2", **sizes: int) -> float:
+    """Return what a value adds to a unit of the smallest chip but for these sizes.
+
+    ``what`` as of `kv_tile_um2`; of other units than tiles always ``um2``.
+    """
     found = {**_SMALL, **sizes}
     keys = {plain: found[size] for size, plain in _PLAIN_KEYS[unit].items()}
-    if unit != "htile":
-        keys = {**_PLAIN, **keys}
-    return module_value(what, f"{unit}_kv", kv=name, **found) - module_value(what, unit, **keys)
+    plain = module_value(what, unit, **keys) if unit == "htile" else unit_um2(unit, **keys)
+    return module_value(what, f"{unit}_kv", kv=name, **found) - plain
 
 
 def kv_tile_um2(values: KvValues, blocks: int, heads: int, *, what: str = "um2") -> float:
@@ -134,10 +136,10 @@ def kv_side_um2(values: KvValues, tiles: int, groups: int, hops: float) -> float
     """
     total = 0.0
     for name in values:
-        one = _added("hside", name, "um2")
-        tile = (_added("hside", name, "um2", tiles=4) - one) / 2
-        group = _added("hside", name, "um2", groups=2) - one
-        stage = _added("hside", name, "um2", hops=2) - one
+        one = _added("hside", name)
+        tile = (_added("hside", name, tiles=4) - one) / 2
+        group = _added("hside", name, groups=2) - one
+        stage = _added("hside", name, hops=2) - one
         total += one + (tiles - 2) * tile + (groups - 1) * group + (hops - 1) * stage
     return total
 
@@ -146,9 +148,9 @@ def kv_vector_um2(values: KvValues, groups: int, broadcast: int) -> float:
     """Return what a cache adds to unit V without its lane groups: as the plain unit is fitted."""
     total = 0.0
     for name in values:
-        one = _added("vector", name, "um2")
-        stage = _added("vector", name, "um2", hops=2) - one
-        group = _added("vector", name, "um2", groups=2) - one - stage
+        one = _added("vector", name)
+        stage = _added("vector", name, hops=2) - one
+        group = _added("vector", name, groups=2) - one - stage
         total += one + (groups - 1) * group + (groups * broadcast - 1) * stage
     return total
 
@@ -163,4 +165,4 @@ def kv_group_um2(values: KvValues) -> float:
 
 def kv_control_um2(values: KvValues) -> float:
     """Return what a cache adds to the sequencer and to what stands around the units."""
-    return sum(_added(unit, name, "um2") for name in values for unit in ("sequencer", "top"))
+    return sum(_added(unit, name) for name in values for unit in ("sequencer", "top"))

@@ -18,6 +18,7 @@ __all__ = [
     "row_sum_um2",
     "sequencer_um2",
     "tile_um2",
+    "unit_um2",
     "vector_um2",
 ]
 
@@ -27,7 +28,8 @@ _SOURCES = 6  # of a lane with 16 tiles of 16 cells: 4 beats of two cells a row,
 
 
 @cache
-def _point(unit: str, **changes: int) -> float:
+def unit_um2(unit: str, **changes: int) -> float:
+    """Return the measured area of a unit of the smallest chip but for these sizes."""
     return module_um2(unit, **{**_BASE, **changes})
 
 
@@ -51,8 +53,8 @@ def vector_um2(groups: int, broadcast: int) -> float:
     A fixed part; for each group what chooses its scalars, its angles and its share of argmax and
     broadcast; for each group and stage of the broadcast a register.
     """
-    one, two = _point("vector"), _point("vector", groups=2)
-    stage = _point("vector", broadcast=2) - one
+    one, two = unit_um2("vector"), unit_um2("vector", groups=2)
+    stage = unit_um2("vector", broadcast=2) - one
     group = two - one - stage
     return one + (groups - 1) * group + (groups * broadcast - 1) * stage
 
@@ -70,13 +72,13 @@ def lside_um2(
     sources
         Beats of a step, for all numbers of cells a row together; left out, those of one cell a row.
     """
-    lane = (_point("lside", tiles=4, cells=8) - _point("lside", tiles=4)) / 24
-    tile = (_point("lside", tiles=4) - _point("lside") - 4 * lane) / 2
-    more = _point("lside", tiles=16, cells=16) - _point("lside", tiles=4, cells=8) - 12 * tile
+    lane = (unit_um2("lside", tiles=4, cells=8) - unit_um2("lside", tiles=4)) / 24
+    tile = (unit_um2("lside", tiles=4) - unit_um2("lside") - 4 * lane) / 2
+    more = unit_um2("lside", tiles=16, cells=16) - unit_um2("lside", tiles=4, cells=8) - 12 * tile
     mux = more / (_SOURCES - 1) / MX_BLOCK
-    group = _point("lside", groups=2) - _point("lside")
-    stage = _point("lside", collect=2) - _point("lside") - 4 * lane
-    fixed = _point("lside") - 2 * tile - 4 * lane - group
+    group = unit_um2("lside", groups=2) - unit_um2("lside")
+    stage = unit_um2("lside", collect=2) - unit_um2("lside") - 4 * lane
+    fixed = unit_um2("lside") - 2 * tile - 4 * lane - group
     n_lanes = MX_BLOCK * groups
     used = min(tiles * cells, n_lanes)
     n_sources = -(-tiles * cells // n_lanes) if sources is None else sources
@@ -95,16 +97,16 @@ def hside_um2(tiles: int, groups: int, collect: int) -> float:
     A fixed part; for each group the join of two blocks and, for each tile but one, the sum of the
     tiles; for each group, tile and stage of the collecting wires a register of 32 sums.
     """
-    stage = (_point("hside", collect=2) - _point("hside")) / 2
-    tile = (_point("hside", tiles=4) - _point("hside")) / 2 - stage
-    group = _point("hside", groups=2) - _point("hside") - tile - 2 * stage
-    fixed = _point("hside") - group - tile - 2 * stage
+    stage = (unit_um2("hside", collect=2) - unit_um2("hside")) / 2
+    tile = (unit_um2("hside", tiles=4) - unit_um2("hside")) / 2 - stage
+    group = unit_um2("hside", groups=2) - unit_um2("hside") - tile - 2 * stage
+    fixed = unit_um2("hside") - group - tile - 2 * stage
     return fixed + groups * (group + (tiles - 1) * tile + tiles * collect * stage)
 
 
 def tile_um2(cells: int) -> float:
     """Return the area of what joins the cells of a tile, ports of x and sums of rows apart."""
-    two, four = _point("ltile"), _point("ltile", cells=4)
+    two, four = unit_um2("ltile"), unit_um2("ltile", cells=4)
     return two - module_um2("x_port", blocks=1) + (cells - 2) * (four - two) / 2
 
 
@@ -114,10 +116,10 @@ def row_sum_um2() -> float:
     In the tile that it is taken from two cells share a row: 8 sums, and two ports of x.
     """
     ports = 2 * module_um2("x_port", blocks=1)
-    return (_point("ltile", tiles=8, cells=16) - tile_um2(16) - ports) / 8
+    return (unit_um2("ltile", tiles=8, cells=16) - tile_um2(16) - ports) / 8
 
 
 def sequencer_um2(inflight: int) -> float:
     """Return the area of the sequencer, and of what the chip has around its units."""
-    one, two = _point("sequencer", inflight=1), _point("sequencer")
-    return two + (inflight - 2) * (two - one) + _point("top")
+    one, two = unit_um2("sequencer", inflight=1), unit_um2("sequencer")
+    return two + (inflight - 2) * (two - one) + unit_um2("top")

@@ -47,7 +47,7 @@ class ChipPoint:
     target
         What it is built for.
     units
-        Of `UNITS`.
+        Of `UNITS`; with a KV value of `romsim.synthesis_kv.KV_UNITS`.
     is_whole
         Whether it is synthesised with all that the units hold, and timed.
     is_timed
